@@ -46,7 +46,7 @@ _WORDS = [
     "doctor",
     "teacher",
 ]
-COMPLETIONS, CHAT, HEAR = "/v1/completions", "/v1/chat/completions", "/v1/audio/transcriptions"
+COMPLETIONS, CHAT, TRANSCRIBE = "/v1/completions", "/v1/chat/completions", "/v1/audio/transcriptions"
 EARS = "ears"  # the speech model, beside the one of the streams
 _RATE, _SECONDS = 16000, 60  # of a recording
 _SPARE = 16  # tokens of the context that a long prompt leaves free
@@ -140,7 +140,7 @@ class Maker:
         with wave.open(file, "wb") as sound:
             sound.setparams((1, 2, _RATE, 0, "NONE", ""))
             sound.writeframes(self.rng.randbytes(2 * _RATE * _SECONDS))
-        return upload(HEAR, file.getvalue(), model=EARS, language="en")
+        return upload(TRANSCRIBE, file.getvalue(), model=EARS, language="en")
 
     def _fill(self, tokens: int) -> str:
         return words(int(tokens / self.per_word * 0.97), self.rng)

@@ -30,8 +30,8 @@ def call(
     (tmp / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 4)
     for left in tmp.glob("l*"):  # what repro wrote: it keeps a file that exists
         left.unlink()
-    told = [str(word).format(engine=engine, checkpoint=checkpoint, tmp=tmp) for word in words]
-    return ingot(*told, *flags, stdin="Hi\n")
+    reported = [str(word).format(engine=engine, checkpoint=checkpoint, tmp=tmp) for word in words]
+    return ingot(*reported, *flags, stdin="Hi\n")
 
 
 def shown(stderr: str) -> list[str]:

@@ -98,10 +98,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_checkpoint_that_is_none(copy: Path, name: str) -> None:
-    damage, told = CHECKPOINTS[name]
+    damage, reported = CHECKPOINTS[name]
     damage(copy)
     for call in (lambda: LLM(copy, "cpu"), lambda: build(copy, copy.parent / "engine", device="cpu")):
-        with pytest.raises(CheckpointError, match=re.compile(told, re.S)) as error:
+        with pytest.raises(CheckpointError, match=re.compile(reported, re.S)) as error:
             call()
         clear(error)
     assert [p.name for p in copy.parent.iterdir()] == ["checkpoint"]
@@ -111,15 +111,15 @@ def test_a_checkpoint_that_is_none(copy: Path, name: str) -> None:
 def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    for name, told in (("nowhere/at/all", "nowhere"), ("empty", r"config\.json"), ("file", "folder")):
-        with pytest.raises(CheckpointError, match=told) as error:
+    for name, reported in (("nowhere/at/all", "nowhere"), ("empty", r"config\.json"), ("file", "folder")):
+        with pytest.raises(CheckpointError, match=reported) as error:
             LLM(tmp_path / name, "cpu")
         clear(error)
 
 
 class TestPrompts:
     @pytest.mark.parametrize(
-        ("prompt", "told"),
+        ("prompt", "reported"),
         [
             ([[]], "empty"),
             ([97], r"97.*0 to 96"),
@@ -143,8 +143,8 @@ class TestPrompts:
         ],
         ids=lambda v: repr(v)[:24],
     )
-    def test_generate(self, llm: LLM, prompt: Any, told: str) -> None:
-        with pytest.raises(RequestError, match=told) as error:
+    def test_generate(self, llm: LLM, prompt: Any, reported: str) -> None:
+        with pytest.raises(RequestError, match=reported) as error:
             llm.generate(prompt, PARAMS)
         clear(error)
 
@@ -230,7 +230,7 @@ class TestParams:
 
 class TestSetup:
     @pytest.mark.parametrize(
-        ("values", "told"),
+        ("values", "reported"),
         [
             ({"max_batch_size": 0}, "max_batch_size"),
             ({"max_seq_len": -1}, "max_seq_len"),
@@ -239,8 +239,8 @@ class TestSetup:
         ],
         ids=str,
     )
-    def test_values_out_of_range(self, checkpoint: Path, values: dict[str, Any], told: str) -> None:
-        with pytest.raises(ConfigError, match=told) as error:
+    def test_values_out_of_range(self, checkpoint: Path, values: dict[str, Any], reported: str) -> None:
+        with pytest.raises(ConfigError, match=reported) as error:
             LLM(checkpoint, "cpu", **values)
         clear(error)
 

@@ -57,7 +57,7 @@ def test_batch_invariance_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("run", "no/such/engine", "Hi", "--top-p", "2"), "error: top_p is out of range\n"),
         (("run",), "error: missing argument 'ENGINE'\n  fix: see `ingot run --help`\n"),
@@ -72,10 +72,10 @@ def test_batch_invariance_is_asked_for(
         (("bench", "latency", "a", "--json-file", "-"), "error: --json-file: it takes a file; --json prints"),
     ],
 )
-def test_misuse_is_reported_like_every_other_error(words: tuple[str, ...], told: str) -> None:
+def test_misuse_is_reported_like_every_other_error(words: tuple[str, ...], reported: str) -> None:
     result = ingot(*words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(told)
+    assert result.stderr.startswith(reported)
     assert "╭" not in result.stderr
 
 

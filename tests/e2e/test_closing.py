@@ -84,9 +84,9 @@ def llm(tiny_engine: Path) -> LLM:
 @pytest.mark.parametrize("values", [{}, {"n": 2, "temperature": 1.0, "seed": 1}, {"num_beams": 2}], ids=str)
 def test_progress_counts_the_prompts_that_are_answered(llm: LLM, values: dict[str, float]) -> None:
     params = [SHORT.replace(max_new_tokens=most, **values) for most in (5, 1, 3)]
-    told: list[tuple[int, int]] = []
-    outputs = llm.generate(["a", "b", "c"], params, progress=lambda *counts: told.append(counts))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    reported: list[tuple[int, int]] = []
+    outputs = llm.generate(["a", "b", "c"], params, progress=lambda *counts: reported.append(counts))
+    assert reported == [(1, 3), (2, 3), (3, 3)]
     assert outputs == llm.generate(["a", "b", "c"], params)
 
 

@@ -68,9 +68,9 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
 class TestDamagedEngine:
     @pytest.mark.parametrize("name", TAMPERINGS)
     def test_is_refused(self, engine: Path, name: str) -> None:
-        tamper, told = TAMPERINGS[name]
+        tamper, reported = TAMPERINGS[name]
         tamper(engine)
-        with pytest.raises(EngineError, match=re.compile(told, re.S)):
+        with pytest.raises(EngineError, match=re.compile(reported, re.S)):
             LLM(engine, "cpu")
 
     @pytest.mark.parametrize("how", ["gone", "cut"])

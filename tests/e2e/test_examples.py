@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.stays("words0-error: ", "words4-error: no server answers at")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("quickstart.py", "{tmp}/nowhere", "{tmp}/engine"), "error: "),
         (("quickstart.py", "only one"), "python examples/quickstart.py"),
@@ -28,14 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_what_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reported: str
 ) -> None:
     (tmp_path / "some.wav").write_bytes(b"RIFF")
     script, *rest = (word.replace("{tmp}", str(tmp_path)) for word in words)
     monkeypatch.setattr("sys.argv", [script, *rest])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
-    assert told in str(ended.value)
+    assert reported in str(ended.value)
 
 
 def test_what_an_install_promises() -> None:

@@ -29,11 +29,11 @@ def chat(tmp_path: Path) -> Path:
 
 def test_the_prompt_is_the_one_that_runs(engine: Path, chat: Path) -> None:
     llm = LLM(engine, "cpu")
-    told = json.loads(ingot("explain", engine, "--messages", chat, "--temperature", 0.5, "--json").stdout)
-    assert [token["id"] for token in told["tokens"]] == llm.chat(CHAT).prompt_token_ids
-    assert told == json.loads(json.dumps(llm.explain(CHAT, {"temperature": 0.5}).to_json()))
-    assert {s["id"] for s in told["stops"]} == set(llm.engine.text.stop_ids)
-    used = {value["name"]: value["value"] for value in told["sampling"]}
+    reported = json.loads(ingot("explain", engine, "--messages", chat, "--temperature", 0.5, "--json").stdout)
+    assert [token["id"] for token in reported["tokens"]] == llm.chat(CHAT).prompt_token_ids
+    assert reported == json.loads(json.dumps(llm.explain(CHAT, {"temperature": 0.5}).to_json()))
+    assert {s["id"] for s in reported["stops"]} == set(llm.engine.text.stop_ids)
+    used = {value["name"]: value["value"] for value in reported["sampling"]}
     unnamed = {"grammar": None, "logit_bias": {}, "transcript": None}  # no flags' values
     assert used | unnamed == llm.default_params.replace(temperature=0.5).to_json()
 
@@ -71,7 +71,7 @@ def test_a_prompt_that_is_too_long_is_explained(engine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ((), "one of --messages, --prompt and --ids"),
         (("--prompt", "a", "--ids", "1"), "one of --messages, --prompt and --ids"),
@@ -85,12 +85,12 @@ def test_a_prompt_that_is_too_long_is_explained(engine: Path) -> None:
         (("--prompt", "a", "--num-beams", "2", "--temperature", "1"), "--temperature"),
     ],
 )
-def test_misuse(engine: Path, tmp_path: Path, words: tuple[Any, ...], told: str) -> None:
+def test_misuse(engine: Path, tmp_path: Path, words: tuple[Any, ...], reported: str) -> None:
     for name, content in {"text": "hello", "number": "3", "empty": "[]"}.items():
         (tmp_path / name).write_text(content)
     shown = ingot("explain", engine, *(w.replace("{", f"{tmp_path}/").replace("}", "") for w in words))
     assert shown.exit_code == 2
-    assert told in " ".join(shown.stderr.replace("│", " ").split())
+    assert reported in " ".join(shown.stderr.replace("│", " ").split())
 
 
 def test_roles_are_checked(engine: Path, tmp_path: Path) -> None:

@@ -225,4 +225,4 @@ def test_a_chat_format_without_a_template_takes_no_tools(llm: LLM) -> None:
 
 def test_explain_names_the_grammar(llm: LLM) -> None:
     found = llm.explain(MESSAGES, {"grammar": GRAMMARS["choice"]})
-    assert any("grammar choice" in told for told in found.processors)
+    assert any("grammar choice" in reported for reported in found.processors)

@@ -246,7 +246,9 @@ def test_no_kind_of_sampling_waits_for_a_capture_or_a_kernel(
     captured = {(bucket, KINDS[kind]) for bucket in (1, 2, 4) for kind in DRAW_KINDS}
     assert set(graphs._captured) == captured
     built: list[str] = []
-    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: built.append(told["repr"]))
+    monkeypatch.setattr(
+        knobs.runtime, "jit_post_compile_hook", lambda **reported: built.append(reported["repr"])
+    )
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     assert llm.executor.runner.feed.counts.num_held == 0, "a capture takes no slot"
     before = llm.executor.runner.feed.counts.table

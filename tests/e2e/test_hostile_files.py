@@ -174,9 +174,9 @@ def test_files_of_ten_gigabytes(checkpoint: Path, tmp_path: Path, name: str) -> 
     copy = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     with (copy / name).open("wb") as file:
         file.truncate(10 << 30)
-    told = refused("inspect", copy)
-    assert name in told
-    assert re.search("64 MiB|10240 MiB", told)
+    reported = refused("inspect", copy)
+    assert name in reported
+    assert re.search("64 MiB|10240 MiB", reported)
 
 
 # --- bundles ---------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def test_a_floor_that_lets_everything_pass(bundle: Path, tmp_path: Path) -> None
     shown = ingot("repro", "--run", changed, "--device", "cpu")
     assert shown.exit_code == 2
     assert "none: the file's floor of 1e+30 lets any output pass" in shown.stdout
-    told = json.loads(ingot("repro", "--run", changed, "--device", "cpu", "--json").stdout)
-    assert (told["agrees"], told["proves"]) == (True, False)
+    reported = json.loads(ingot("repro", "--run", changed, "--device", "cpu", "--json").stdout)
+    assert (reported["agrees"], reported["proves"]) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202egnp"
 
 def test_errors_show_escape_codes_as_text() -> None:
     for error in (RequestError(EVIL), ConfigError("x", seen=[EVIL], allowed=EVIL, fix=EVIL)):
-        told = str(error)
-        assert "\\x1b[2J" in told or "\\\\x1b[2J" in told
-        assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", told)
+        reported = str(error)
+        assert "\\x1b[2J" in reported or "\\\\x1b[2J" in reported
+        assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", reported)
     assert "line\n\tbreak" in str(RequestError("line\n\tbreak"))
     assert len(str(RequestError("x", seen="y" * 10**6))) < 5000
 
@@ -275,9 +275,9 @@ def test_a_bundle_cannot_steer_the_terminal(bundle: Path, tmp_path: Path) -> Non
     assert shown.exit_code == 0
     assert "\\x1b[2J" in shown.stdout
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown.output)
-    told = ingot("repro", "--run", changed, "--device", "cpu", "--json").stdout
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", told)
-    assert json.loads(told)["bundle"]["engine"] == EVIL
+    reported = ingot("repro", "--run", changed, "--device", "cpu", "--json").stdout
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", reported)
+    assert json.loads(reported)["bundle"]["engine"] == EVIL
 
 
 def test_names_in_files_cannot_steer_the_terminal(checkpoint: Path, engine: Path, tmp_path: Path) -> None:
@@ -315,10 +315,10 @@ def test_on_a_terminal_only_our_colours_are_codes(engine: Path, tmp_path: Path) 
     other = Path(shutil.copytree(engine, tmp_path / "engine"))
     (other / EVIL.replace("/", "")).touch()
     code = f"{MAY_FORK}\nimport sys; from ingot.cli.main import app; app(sys.argv[1:])"
-    told = on_a_terminal(code, "run", other, "a", "--device", "cpu", "--max-new-tokens", "1")
-    assert "\\x1b[2J" in told, told
-    assert "\x1b[2J" not in told
-    assert "\x1b]0" not in told
+    reported = on_a_terminal(code, "run", other, "a", "--device", "cpu", "--max-new-tokens", "1")
+    assert "\\x1b[2J" in reported, reported
+    assert "\x1b[2J" not in reported
+    assert "\x1b]0" not in reported
 
 
 def test_a_line_of_progress_is_overwritten() -> None:
@@ -326,7 +326,7 @@ def test_a_line_of_progress_is_overwritten() -> None:
         "from ingot.cli.terminal.step_list import steps_shown\n"
         "with steps_shown() as show: show('first \\x1b[2J', 0, 2); show('second', 1, 2)"
     )
-    told = on_a_terminal(code)
-    assert re.search(r"\r[^\r]*first \\x1b\[2J \(1/2\)[^\r]*\r[^\r]*second \(2/2\)[^\r]*\r +\r", told), repr(
-        told
+    reported = on_a_terminal(code)
+    assert re.search(r"\r[^\r]*first \\x1b\[2J \(1/2\)[^\r]*\r[^\r]*second \(2/2\)[^\r]*\r +\r", reported), (
+        repr(reported)
     )

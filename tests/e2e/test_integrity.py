@@ -134,9 +134,9 @@ class TestStrangers:
     def test_a_file_that_the_manifest_does_not_name_is_named(self, engine: Path, name: str) -> None:
         (engine / name).parent.mkdir(exist_ok=True)
         (engine / name).write_text("{}")
-        told = name if name.startswith("tokenizer/") else name.partition("/")[0]
-        told = told.replace("/inner/tokenizer.json", "/inner")
-        expected = f"{told} is not in the manifest"
+        reported = name if name.startswith("tokenizer/") else name.partition("/")[0]
+        reported = reported.replace("/inner/tokenizer.json", "/inner")
+        expected = f"{reported} is not in the manifest"
         with pytest.raises(EngineError, match=re.escape(f"seen: {expected}; to fix: move files")):
             LLM(engine, "cpu")
         assert failures(engine) == [expected]

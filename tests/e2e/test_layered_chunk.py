@@ -95,10 +95,10 @@ def test_layers_go_on_while_a_lone_grammar_waits_for_its_mask(
     llama: Path, run_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In steps without requests, whose times say nothing about decodes."""
-    llm, told = llm_of(llama, LAYERED), list[float | None]()
+    llm, reported = llm_of(llama, LAYERED), list[float | None]()
     layered = llm.executor.runner.layered
     assert layered is not None
-    monkeypatch.setattr(layered.pace, "measured", lambda *news: told.append(news[-1]))
+    monkeypatch.setattr(layered.pace, "measured", lambda *news: reported.append(news[-1]))
     through, modes = layered.forward.run_layers, set[bool]()
 
     def noted(*given: Any) -> None:
@@ -113,7 +113,7 @@ def test_layers_go_on_while_a_lone_grammar_waits_for_its_mask(
     between = sum(not step for step in steps.steps)
     assert (between > 5) == run_ahead
     assert len({(one.chunk.start, one.first) for one in steps.layers}) == len(steps.layers) > 20
-    assert told.count(None) in (between - 1, between), "the last one's time may be left untold"
+    assert reported.count(None) in (between - 1, between), "the last one's time may be left untold"
 
 
 def beside_a_grammar(llm: LLM, run_ahead: bool) -> dict[str, list[int]]:
@@ -206,7 +206,9 @@ def test_a_warm_up_builds_what_chunks_need(tmp_path: Path, monkeypatch: pytest.M
     llm = LLM(tmp_path, "cuda", compute_dtype="fp16", max_batch_size=8, max_seq_len=2048, runtime=runtime)
     llm.warm_up()
     built: list[str] = []
-    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: built.append(told["repr"]))
+    monkeypatch.setattr(
+        knobs.runtime, "jit_post_compile_hook", lambda **reported: built.append(reported["repr"])
+    )
     with watch(llm) as steps:
         llm.generate(
             [random_ids(5, seed=5), random_ids(1500, seed=6), random_ids(1500, seed=7)],  # a step holds two

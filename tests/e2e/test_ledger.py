@@ -133,7 +133,7 @@ class TestRunningOut:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     @pytest.mark.parametrize(
-        ("place", "kind", "told"),
+        ("place", "kind", "reported"),
         [
             ("ingot.engine.engine_loader.cast_weight", "engine", "the weights do not fit"),
             ("ingot.engine.engine_loader.cast_weight", "checkpoint", "the weights do not fit"),
@@ -148,13 +148,13 @@ class TestRunningOut:
         monkeypatch: pytest.MonkeyPatch,
         place: str,
         kind: str,
-        told: str,
+        reported: str,
     ) -> None:
         path = checkpoints["llama"]
         if kind == "engine":
             path = build(path, tmp_path / "engine", device="cpu", proof=False)
         monkeypatch.setattr(place, self.fail)
-        with raises_shown(OutOfMemoryError, told) as error:
+        with raises_shown(OutOfMemoryError, reported) as error:
             (LLM.from_config if kind == "config" else LLM)(path, "cpu")
         self.check(error.value)
 
@@ -200,9 +200,9 @@ class TestVerb:
         assert ingot(*asked, "--max-batch-size", most + 1).exit_code == 1
 
     def test_gb_are_not_gib_and_what_a_card_is_sold_as_is_neither(self) -> None:
-        told = ingot("plan", SHAPE, "--gpu", "24GB").stdout
-        assert "the device has 24.0 GB (--gpu 24GB)" in told
-        assert "a card sold as 24 GB has 23.6GiB, which is 25.3 GB: use --gpu 23.6GiB" in told
+        reported = ingot("plan", SHAPE, "--gpu", "24GB").stdout
+        assert "the device has 24.0 GB (--gpu 24GB)" in reported
+        assert "a card sold as 24 GB has 23.6GiB, which is 25.3 GB: use --gpu 23.6GiB" in reported
         assert "a card sold as" not in ingot("plan", SHAPE, "--gpu", "25GB").stdout.partition("host")[0]
 
     def test_nothing_helps(self) -> None:
@@ -212,12 +212,12 @@ class TestVerb:
 
     def test_json(self) -> None:
         done = ingot("plan", SHAPE, "--gpu", "24GiB", "--json")
-        told = json.loads(done.stdout)
+        reported = json.loads(done.stdout)
         assert done.exit_code == 1
-        assert (told["fits"], told["loads"]) == (False, True)
-        assert told["fixes"][0]["flags"] == "--max-batch-size 1"
-        assert {"card", "dtype", "quant", "max_batch_size", "max_seq_len"} <= set(told["cards"][0])
-        assert told["host"]["build_disk"] > told["by_kind"]["weights"]
+        assert (reported["fits"], reported["loads"]) == (False, True)
+        assert reported["fixes"][0]["flags"] == "--max-batch-size 1"
+        assert {"card", "dtype", "quant", "max_batch_size", "max_seq_len"} <= set(reported["cards"][0])
+        assert reported["host"]["build_disk"] > reported["by_kind"]["weights"]
 
     def test_a_machine_without_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

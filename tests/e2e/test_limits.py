@@ -74,7 +74,7 @@ class TestLowered:
         assert [len(llm.engine.model.rotary.table) for llm in (whole, low)] == [4 * 500, 2 * 128]  # type: ignore[union-attr]
 
     @pytest.mark.parametrize(
-        ("values", "told"),
+        ("values", "reported"),
         [
             (
                 {"max_seq_len": 129},
@@ -89,8 +89,10 @@ class TestLowered:
         ],
         ids=str,
     )
-    def test_what_was_not_built(self, engines: dict[str, Path], values: dict[str, Any], told: str) -> None:
-        with raises_shown(ConfigError, told):
+    def test_what_was_not_built(
+        self, engines: dict[str, Path], values: dict[str, Any], reported: str
+    ) -> None:
+        with raises_shown(ConfigError, reported):
             LLM(engines["llama"], "cpu", **values)
 
     def test_one_token_alone(self, engines: dict[str, Path]) -> None:

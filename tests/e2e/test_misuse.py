@@ -24,7 +24,7 @@ def refused(*words: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reported"),
     [
         ({"role": "robot", "content": "Hi"}, "fix: messages[0].role"),
         ({"role": "user", "content": 7}, "fix: messages[0].content"),
@@ -33,14 +33,14 @@ def refused(*words: object) -> str:
     ],
 )
 def test_messages_that_are_none(
-    tiny_engine: Path, tmp_path: Path, message: dict[str, object], told: str
+    tiny_engine: Path, tmp_path: Path, message: dict[str, object], reported: str
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"messages": [message]}) + "\n")
-    assert told in refused("run", tiny_engine, "--file", rows, "--device", "cpu")
+    assert reported in refused("run", tiny_engine, "--file", rows, "--device", "cpu")
     whole = tmp_path / "messages.json"
     whole.write_text(json.dumps([message]))
-    assert told in refused("explain", tiny_engine, "--messages", whole)
+    assert reported in refused("explain", tiny_engine, "--messages", whole)
 
 
 def test_repro_writes_over_no_file(
@@ -50,9 +50,9 @@ def test_repro_writes_over_no_file(
     usual = tmp_path / f"{tiny_engine.name}-layer0.safetensors"
     for path, words in ((usual, ()), (tmp_path / "mine", ("--out", tmp_path / "mine"))):
         path.write_text("mine")
-        told = refused("repro", tiny_engine, "--layer", 0, "--ids", "1 2", "--device", "cpu", *words)
-        assert "error: the file exists" in told
-        assert "fix: --out, with another name" in told
+        reported = refused("repro", tiny_engine, "--layer", 0, "--ids", "1 2", "--device", "cpu", *words)
+        assert "error: the file exists" in reported
+        assert "fix: --out, with another name" in reported
         assert path.read_text() == "mine"
 
 
@@ -80,11 +80,11 @@ def test_where_without_a_match_names_what_there_is(tiny_engine: Path, tmp_path: 
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("eval", "answers", tiny_engine, "--data", data, "--device", "cpu")
-    told = refused(*words, "--where", "lang=fr")
-    assert f"no record of {data} has lang=fr\n  seen: lang: de, en\n  fix: --where\n" in told
-    told = refused(*words, "--where", "n=9", "--where", "lang=de")
-    assert "has n=9 and lang=de" in told
-    assert "seen: n: 0, 1, 2, 3, 4 and 3 more; lang: de, en" in told
+    reported = refused(*words, "--where", "lang=fr")
+    assert f"no record of {data} has lang=fr\n  seen: lang: de, en\n  fix: --where\n" in reported
+    reported = refused(*words, "--where", "n=9", "--where", "lang=de")
+    assert "has n=9 and lang=de" in reported
+    assert "seen: n: 0, 1, 2, 3, 4 and 3 more; lang: de, en" in reported
     assert "no record has langs; fields: prompt, answer, lang, n" in refused(*words, "--where", "langs=de")
 
 

@@ -267,9 +267,9 @@ def test_only_when_idle(make: Make) -> None:
 def changed(path: Path, **facts: Any) -> Path:
     """A copy with other facts."""
     with safe_open(path, framework="pt") as file:
-        told = json.loads(file.metadata()["ingot_repro"])
+        reported = json.loads(file.metadata()["ingot_repro"])
     copy = path.with_name("changed.safetensors")
-    save_file(load_file(path), copy, {"ingot_repro": json.dumps(told | facts)})
+    save_file(load_file(path), copy, {"ingot_repro": json.dumps(reported | facts)})
     return copy
 
 
@@ -327,10 +327,10 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "as expected" in shown.stdout
     assert "hidden states of a prompt" in shown.stderr
     target.unlink()
-    told = json.loads(ingot("repro", engine, *words, "--json").stdout)
-    assert told["bytes"] == target.stat().st_size < (engine / "weights.safetensors").stat().st_size
-    assert told["command"] == "ingot repro engine --layer 1 --step 2"
-    assert "secret" not in json.dumps(told)
+    reported = json.loads(ingot("repro", engine, *words, "--json").stdout)
+    assert reported["bytes"] == target.stat().st_size < (engine / "weights.safetensors").stat().st_size
+    assert reported["command"] == "ingot repro engine --layer 1 --step 2"
+    assert "secret" not in json.dumps(reported)
     ran = ingot("repro", "--run", target, "--device", "cpu", "--json")
     found = json.loads(ran.stdout)
     assert (ran.exit_code, found["agrees"], found["repeats"]) == (0, True, True)
@@ -338,7 +338,7 @@ def test_the_verb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ((), "give ENGINE and --layer"),
         (("{engine}",), "give ENGINE and --layer"),
@@ -351,7 +351,7 @@ def test_the_verb(tmp_path: Path) -> None:
         (("--run", "x"), "no such file"),
     ],
 )
-def test_misuse(folders: dict[str, Path], words: tuple[Any, ...], told: str) -> None:
+def test_misuse(folders: dict[str, Path], words: tuple[Any, ...], reported: str) -> None:
     shown = ingot("repro", *(str(w).replace("{engine}", str(folders["llama"])) for w in words))
-    assert shown.exit_code == 2 or told == "outside the vocabulary"
-    assert told in " ".join(shown.stderr.replace("│", " ").split())
+    assert shown.exit_code == 2 or reported == "outside the vocabulary"
+    assert reported in " ".join(shown.stderr.replace("│", " ").split())

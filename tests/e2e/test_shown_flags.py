@@ -229,9 +229,9 @@ class TestPython:
             LLM(engines["usual"], "cpu")
         assert error.value.ledger is not None
         named = {"LLM": functools.partial(LLM, engines["usual"], "cpu"), "RuntimeConfig": RuntimeConfig}
-        for told in error.value.ledger["fixes"]:
-            if told["cost"] != "hardware":
-                found = eval(told["where"], named)
+        for reported in error.value.ledger["fixes"]:
+            if reported["cost"] != "hardware":
+                found = eval(reported["where"], named)
                 is_llm = isinstance(found, LLM)
                 assert (found if is_llm else LLM(engines["usual"], "cpu", runtime=found)).generate("Hi")
 
@@ -327,4 +327,4 @@ class TestGpu:
             pytest.fail(f"it loaded, with {torch.cuda.mem_get_info()} bytes free and in all")
         gc.collect()
         torch.cuda.empty_cache()
-        return [Fix.from_json(told) for told in found], text
+        return [Fix.from_json(reported) for reported in found], text

@@ -245,8 +245,8 @@ def test_on_a_cpu_an_unreadable_plan_is_only_a_warning(
     (engine / "plan.json").write_text(plan_file._sealed(json.loads(text)))
     assert LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4)) == expected
     (record,) = caplog.records
-    told = "ignoring plan.json, which cannot be read (a CPU needs no kernel plan): "
-    assert record.getMessage().startswith(told)
+    reported = "ignoring plan.json, which cannot be read (a CPU needs no kernel plan): "
+    assert record.getMessage().startswith(reported)
     assert UNREADABLE_PLANS[text] in record.getMessage()
 
 

@@ -68,7 +68,7 @@ def test_another_model_with_architectures_edited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"eos_token_id": 97}, "eos_token_id in config.json"),
@@ -77,10 +77,10 @@ def test_another_model_with_architectures_edited(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_configs(copy: Path, changes: dict[str, Any], told: str) -> None:
+def test_configs(copy: Path, changes: dict[str, Any], reported: str) -> None:
     edit_config(copy, **changes)
-    assert told in refusal(copy)
-    with pytest.raises(CheckpointError, match=told):  # config.json alone is enough
+    assert reported in refusal(copy)
+    with pytest.raises(CheckpointError, match=reported):  # config.json alone is enough
         read_setting(str(copy))
 
 

@@ -181,7 +181,7 @@ class TestBytes:
         ]
 
     @pytest.mark.parametrize(
-        ("change", "told"),
+        ("change", "reported"),
         [
             (lambda text: text[:-20], "damaged"),
             (lambda text: text.replace('"threads": ', '"threads": 1'), "hash mismatch"),
@@ -192,13 +192,13 @@ class TestBytes:
             (lambda text: "[]", "damaged"),
         ],
     )
-    def test_a_damaged_proof(self, copy: Copy, change: Any, told: str) -> None:
+    def test_a_damaged_proof(self, copy: Copy, change: Any, reported: str) -> None:
         engine = copy("llama")
         path = engine / "proof.json"
         path.write_text(change(path.read_text()))
         found = verify(engine, "cpu")
         assert (found.verdict, kinds_and_names(found)) == ("failed", [("file", "proof.json")])
-        assert told in found.failures[0].message
+        assert reported in found.failures[0].message
 
     def test_the_proof_of_another_engine(self, copy: Copy, built: Built) -> None:
         engine = copy("llama")
@@ -254,9 +254,9 @@ class TestNumbers:
         monkeypatch.setattr(attention, "paged_attention", lambda *a, **k: right(*a, **k).mul_(1.01))
         found = verify(built["llama"], "cpu", note=False)
         assert found.first_bad_module == "layers.0.self_attn"
-        told = [failure.message for failure in found.failures if failure.kind in ("step", "module")]
-        assert len(told) == 2
-        assert all("decoded tokens" in message for message in told)
+        reported = [failure.message for failure in found.failures if failure.kind in ("step", "module")]
+        assert len(reported) == 2
+        assert all("decoded tokens" in message for message in reported)
 
     def test_one_layer_that_is_off_is_the_one_named(
         self, built: Built, monkeypatch: pytest.MonkeyPatch
@@ -320,9 +320,9 @@ def test_text_and_json(copy: Copy) -> None:
     shown = ingot("verify", engine, "--device", "cpu")
     assert (shown.exit_code, shown.stdout.splitlines()[0].startswith("proven ")) == (0, True)
     assert "% of a row of logits" in shown.stdout
-    told = json.loads(ingot("verify", engine, "--device", "cpu", "--json").stdout)
-    assert (told["verdict"], told["failures"], told["dtype"]) == ("proven", [], "fp32")
-    assert told["proven_by"]["dtype"] == "fp16"
+    reported = json.loads(ingot("verify", engine, "--device", "cpu", "--json").stdout)
+    assert (reported["verdict"], reported["failures"], reported["dtype"]) == ("proven", [], "fp32")
+    assert reported["proven_by"]["dtype"] == "fp16"
     inspected = json.loads(ingot("inspect", engine, "--json").stdout)
     assert inspected["proof"]["cases"]["long"] == [200, golden.NEW_TOKENS]
     assert inspected["doubt"] is None

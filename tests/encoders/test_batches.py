@@ -146,11 +146,11 @@ def test_captured_encodings_are_the_same(speech: Side, monkeypatch: pytest.Monke
     assert len(replays) == 1
     captured.encoding.encode(jobs, by_module=True)
     assert len(replays) == 1
-    told, before = [], len(captured.sizes)
-    captured.encoding.observer = lambda name, value: told.append(name)
+    reported, before = [], len(captured.sizes)
+    captured.encoding.observer = lambda name, value: reported.append(name)
     captured.encoding.encode(jobs)
     assert len(replays) == 1
-    assert told.count("attn_in") == LAYERS * len(captured.sizes[before:])
+    assert reported.count("attn_in") == LAYERS * len(captured.sizes[before:])
 
 
 def test_the_ledger_counts_what_is_encoded_together(speech: Side) -> None:

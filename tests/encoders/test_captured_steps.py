@@ -58,10 +58,10 @@ def test_which_steps_a_graph_computes(speech: Side, pictures: Side) -> None:
         llm.generate(prompts, max_new_tokens=3, ignore_eos=True)
         return found
 
-    heard, silent = test_speech.prompt(test_speech.MIXED[0]), test_speech.prompt(test_speech.MIXED[1])
+    transcribed, silent = test_speech.prompt(test_speech.MIXED[0]), test_speech.prompt(test_speech.MIXED[1])
     plain, splices = (True, False), (True, True)
-    assert graphs(speech, [heard]) == [plain] * 3
-    assert graphs(speech, [heard, silent]) == [(False, False)] * 3
+    assert graphs(speech, [transcribed]) == [plain] * 3
+    assert graphs(speech, [transcribed, silent]) == [(False, False)] * 3
     assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[0])]) == [splices, plain, plain]
     ends_with_one = [test_pictures.prompt([100])]
     assert graphs(pictures, ends_with_one) == [splices, plain, plain]

@@ -79,12 +79,12 @@ def test_an_older_manifest_is_one_of_text(speech: Side) -> None:
 
 
 def test_a_config_says_what_does_not_fit(speech: Side, pictures: Side) -> None:
-    heard, seen = (read_setting(str(side.folder)).model for side in (speech, pictures))
+    transcribed, seen = (read_setting(str(side.folder)).model for side in (speech, pictures))
     assert seen.encoder is not None
     odd = {
-        "unknown wiring": lambda: heard.replace(wiring="audio"),
+        "unknown wiring": lambda: transcribed.replace(wiring="audio"),
         "unknown modality": lambda: EncoderConfig(8, 4, (3,), 8, "text"),
-        "unless its wiring is none": lambda: heard.replace(wiring="none"),
+        "unless its wiring is none": lambda: transcribed.replace(wiring="none"),
         "has an encoder": lambda: seen.replace(encoder=None),
         "decoder's hidden_size": lambda: seen.replace(encoder=seen.encoder.replace(hidden_size=8)),
         "outside the vocabulary": lambda: seen.replace(encoder=seen.encoder.replace(placeholder_id=97)),

@@ -81,15 +81,15 @@ def test_paged_attention(
     """One split and several, merged by the last program or by a launch; windows and caches in 8 bits."""
     (heads, kv_heads, head_dim, block, bits), merge = way
     narrow, window = block == 64, 40 if bits == 4 else 0
-    case, told = case_of(LENGTHS, kv_heads, head_dim, dtype, impl.device, narrow)
+    case, reported = case_of(LENGTHS, kv_heads, head_dim, dtype, impl.device, narrow)
     q = normal(len(LENGTHS), heads, head_dim, dtype=dtype, device=impl.device)
     place = (q, case.key_cache, case.value_cache, case.block_tables, case.seq_lens, 0.1, 150, window)
     tiles = {"MIN_SPLIT": split, **merge}
     op = impl(paged_attention, paged_attention_triton)
     steps = steps_of(q, block, bits)
-    expected = quantize_in_blocks(op(*place, tiles=tiles, **told).flatten(1), steps)
+    expected = quantize_in_blocks(op(*place, tiles=tiles, **reported).flatten(1), steps)
     out = torch.full(q.shape, 99, dtype=torch.int8, device=q.device)
-    assert op(*place, tiles=tiles, out=out, out_scales=steps, **told) is out
+    assert op(*place, tiles=tiles, out=out, out_scales=steps, **reported) is out
     assert_rows(int8_heads(out, steps), expected)
     assert len(expected.values.unique()) > 10
 
@@ -101,16 +101,16 @@ def test_prefill_attention(impl: Implementation, dtype: torch.dtype, shape: Shap
     heads, kv_heads, head_dim, block, bits = shape
     narrow, window = block == 64, 20 if bits == 4 else 0
     lengths, queries = [3, 40, 20], [2, 17, 20]
-    case, told = case_of(lengths, kv_heads, head_dim, dtype, impl.device, narrow)
+    case, reported = case_of(lengths, kv_heads, head_dim, dtype, impl.device, narrow)
     q = normal(sum(queries), heads, head_dim, dtype=dtype, device=impl.device)
     bounds = torch.tensor([2, 19, 39], dtype=torch.int32, device=impl.device)
     tables, lens = case.block_tables[1:], case.seq_lens[1:]
     place = (q, case.key_cache, case.value_cache, tables, bounds, lens, max(queries), 0.1, window)
     op = impl(prefill_attention, prefill_attention_triton)
     steps = steps_of(q, block, bits)
-    expected = quantize_in_blocks(op(*place, **told)[2:].flatten(1), steps)
+    expected = quantize_in_blocks(op(*place, **reported)[2:].flatten(1), steps)
     out = torch.full(q.shape, 99, dtype=torch.int8, device=q.device)
-    assert op(*place, out=out, out_scales=steps, **told) is out
+    assert op(*place, out=out, out_scales=steps, **reported) is out
     assert (out[:2] == 99).all()
     assert_rows(int8_heads(out[2:], steps), expected)
 

@@ -14,7 +14,7 @@ from tests.kernels.test_stored_weight import FORMS, random_weight
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
-def test_equal_to_the_twin(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
+def test_equal_to_the_reference(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for outputs, width in ((70, 300), (3, 33)):
         weight = random_weight(form, outputs, width, dtype, device)

@@ -169,17 +169,17 @@ def test_no_rows() -> None:
 @pytest.mark.parametrize("form", [None, "8 bits ordered"])
 def test_refused(form: str | None) -> None:
     parts, residual, weight = torch.zeros(2, 3, 96), torch.zeros(3, 96), torch.ones(96)
-    told = {} if form is None else {"ending": ending_of(form, 96, 32, "cpu")[0]}
+    reported = {} if form is None else {"ending": ending_of(form, 96, 32, "cpu")[0]}
     with pytest.raises(IngotError, match="parts has the wrong shape"):
-        sum_norm(parts[:, :2], residual, weight, EPS, **told)
+        sum_norm(parts[:, :2], residual, weight, EPS, **reported)
     with pytest.raises(IngotError, match="parts has the wrong dtype"):
-        sum_norm(parts.half(), residual, weight, EPS, **told)
+        sum_norm(parts.half(), residual, weight, EPS, **reported)
     with pytest.raises(IngotError, match="bias has the wrong shape"):
-        sum_norm(parts, residual, weight, EPS, torch.zeros(95), **told)
+        sum_norm(parts, residual, weight, EPS, torch.zeros(95), **reported)
     with pytest.raises(IngotError, match="bias has the wrong dtype"):
-        sum_norm(parts, residual, weight, EPS, torch.zeros(96, dtype=torch.float16), **told)
+        sum_norm(parts, residual, weight, EPS, torch.zeros(96, dtype=torch.float16), **reported)
     with pytest.raises(IngotError, match="bias has the wrong dtype"):
-        sum_norm(parts, residual, weight, EPS, shift=weight.half(), **told)
+        sum_norm(parts, residual, weight, EPS, shift=weight.half(), **reported)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_against_float64(
 
 
 @pytest.mark.parametrize(("columns", "outputs", "groups"), SHAPES)
-def test_kernel_and_twin_to_the_bit(columns: int, outputs: int, groups: int) -> None:
+def test_kernel_and_reference_to_the_bit(columns: int, outputs: int, groups: int) -> None:
     given = block(columns, outputs, groups, DEVICE)
     for dtype in (torch.uint8, torch.float32):
         found, wanted = empty_numbers(given, dtype), empty_numbers(given, dtype)

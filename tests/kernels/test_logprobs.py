@@ -29,7 +29,7 @@ def left(
     return out[:-1].cpu()
 
 
-def twin(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> torch.Tensor:
+def reference(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> torch.Tensor:
     out = torch.full((len(logits), 1 + 2 * top), UNTOUCHED, dtype=torch.float64)
     leave_logprobs_reference(logits.cpu(), token_ids, out)
     return out
@@ -37,7 +37,7 @@ def twin(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> torch.Tenso
 
 def check(impl: Implementation, logits: torch.Tensor, top: int, tiles: Any = None) -> None:
     token_ids = torch.arange(len(logits)) * 31 % logits.shape[1]
-    found, expected = left(impl, logits, token_ids, top, tiles), twin(logits, token_ids, top)
+    found, expected = left(impl, logits, token_ids, top, tiles), reference(logits, token_ids, top)
     present = expected[:, 1 + top :] >= 0
     assert torch.equal(found[:, 1 + top :], expected[:, 1 + top :])
     torch.testing.assert_close(found[:, 0], expected[:, 0], rtol=0, atol=0, equal_nan=True)
@@ -52,7 +52,7 @@ def check(impl: Implementation, logits: torch.Tensor, top: int, tiles: Any = Non
     ("rows", "vocab", "top"), [(0, 5, 1), (1, 1, 20), (3, 97, 20), (5, 300, 4), (2, 16, 16)]
 )
 @pytest.mark.parametrize("tiles", [{"TILE": 16, "PROGRAMS": 4}, {"TILE": 128, "PROGRAMS": 64}])
-def test_the_kernels_equal_the_twin(
+def test_the_kernels_equal_the_reference(
     impl: Implementation, dtype: torch.dtype, rows: int, vocab: int, top: int, tiles: dict[str, int]
 ) -> None:
     check(impl, (normal(rows, vocab + 3, dtype=dtype) * 4)[:, :vocab], top, tiles)

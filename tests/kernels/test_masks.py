@@ -61,9 +61,9 @@ def test_rows_follow_the_definition(
     allowed, masks = allowed_and_packed(4, vocab, vocab)
     found = run(impl, rows, masks, places, tiles)
     assert torch.equal(found.double(), definition(rows, allowed, places))
-    twin = rows.clone()
-    mask_tokens_reference(twin, masks, torch.tensor(places, dtype=torch.int64))
-    assert torch.equal(found, twin)
+    reference = rows.clone()
+    mask_tokens_reference(reference, masks, torch.tensor(places, dtype=torch.int64))
+    assert torch.equal(found, reference)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -88,7 +88,7 @@ def test_rows_that_see_the_same_keys(impl: Implementation, heads: int) -> None:
             assert not found[i].any()
 
 
-def test_the_twin_reads_the_keys_of_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_reads_the_keys_of_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     case = paged_case([40, 40], kv_heads=2, head_dim=8, block_size=16, dtype=torch.float32, device="cpu")
     reads, gather = [], PagedCache.gather
 

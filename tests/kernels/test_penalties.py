@@ -99,12 +99,12 @@ def run(
         values[name].to(impl.device) for name in ("repetition", "presence", "frequency", "min_new", "step")
     ]
     places = torch.tensor(slots, dtype=torch.int64, device=impl.device)
-    told: tuple[Any, ...] = (None, None)
+    reported: tuple[Any, ...] = (None, None)
     if bias is not None:
         own = BiasTable(*(tensor.to(impl.device) for tensor in bias))
-        told = own, torch.tensor(biased, dtype=torch.int64, device=impl.device)
+        reported = own, torch.tensor(biased, dtype=torch.int64, device=impl.device)
     found: torch.Tensor = impl(penalize)(
-        logits.to(impl.device), counts.to(impl.device), places, *sent, *told, tiles=tiles
+        logits.to(impl.device), counts.to(impl.device), places, *sent, *reported, tiles=tiles
     )
     assert found.dtype == torch.float32
     return found.cpu()
@@ -134,8 +134,8 @@ def test_rows_follow_the_definition(
     )
     places = torch.tensor(slots, dtype=torch.int64)
     names = ("repetition", "presence", "frequency", "min_new", "step")
-    twin = penalize_reference(logits, counts, places, *(values[name] for name in names))
-    assert torch.equal(found, twin)
+    reference = penalize_reference(logits, counts, places, *(values[name] for name in names))
+    assert torch.equal(found, reference)
 
 
 @pytest.mark.grid
@@ -168,11 +168,11 @@ def test_a_bias_comes_before_all_else(
     wanted = definition(logits, counts, slots, values, bias, biased)
     torch.testing.assert_close(found.double(), wanted, rtol=3e-7, atol=2e-6)
     names = ("repetition", "presence", "frequency", "min_new", "step")
-    twin = penalize_reference(
+    reference = penalize_reference(
         *(logits, counts, torch.tensor(slots), *(values[name] for name in names)),
         *(bias, torch.tensor(biased)),
     )
-    assert torch.equal(found, twin)
+    assert torch.equal(found, reference)
     none = torch.zeros_like(counts)
     alone = run(impl, logits, none, slots, values, tiles, bias, biased)
     assert torch.equal(alone, definition(logits, none, slots, values, bias, biased).float())
@@ -248,5 +248,7 @@ def test_real_vocabularies(dtype: torch.dtype, count_dtype: torch.dtype, vocab: 
     found = run(Implementation("cuda"), logits, counts, slots, values, None, bias, biased)
     names = ("repetition", "presence", "frequency", "min_new", "step")
     given = [values[name] for name in names]
-    twin = penalize_reference(logits.cpu(), counts, torch.tensor(slots), *given, bias, torch.tensor(biased))
-    assert torch.equal(found, twin)
+    reference = penalize_reference(
+        logits.cpu(), counts, torch.tensor(slots), *given, bias, torch.tensor(biased)
+    )
+    assert torch.equal(found, reference)

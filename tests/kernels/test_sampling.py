@@ -116,7 +116,7 @@ def test_greedy_takes_the_first_of_equals_and_shows_nan(impl: Implementation, dt
         (torch.float16, 5, 130),
     ],
 )
-def test_draws_equal_the_twins(impl: Implementation, dtype: torch.dtype, batch: int, vocab: int) -> None:
+def test_draws_equal_the_references(impl: Implementation, dtype: torch.dtype, batch: int, vocab: int) -> None:
     # A GPU compiles for each: there the larger vocabularies have their own tests.
     for seed, tiles in enumerate(SMALL if impl.interpreted else SMALL[:1]):
         logits = normal(batch, vocab, dtype=dtype, seed=seed) * 2.5
@@ -236,7 +236,7 @@ def uniform_kernel(seed_ptr: tl.tensor, step_ptr: tl.tensor, out_ptr: tl.tensor,
 
 
 @pytest.mark.parametrize("impl", KERNELS)
-def test_random_numbers_are_the_twins(impl: Implementation) -> None:
+def test_random_numbers_are_the_references(impl: Implementation) -> None:
     seeds = torch.randint(-(2**63), 2**63 - 1, (1024,), generator=torch.Generator().manual_seed(1))
     steps = torch.arange(1024) - 100
     out = torch.empty(1024, dtype=torch.float64, device=impl.device)
@@ -272,9 +272,9 @@ def test_real_vocabularies(dtype: torch.dtype, vocab: int, batch: int) -> None:
     if batch == 1:
         rows = [RowSampling(0.8, 50, 0.9, 0.01, seed=vocab)]
     t = SamplingTensors.from_rows(rows, "cuda")
-    output, twin = sample(logits, t), sample_reference(logits, t)
-    assert torch.equal(output.token_ids, twin.token_ids)
-    assert torch.equal(output.values, twin.values)
+    output, reference = sample(logits, t), sample_reference(logits, t)
+    assert torch.equal(output.token_ids, reference.token_ids)
+    assert torch.equal(output.values, reference.values)
     if batch < 64:  # the CPU is slow
         assert output.token_ids.tolist() == expected(logits, rows)[0]
     some = slice(batch // 2, batch // 2 + 3)

@@ -143,7 +143,7 @@ def test_wrong_arguments_are_named() -> None:
     stand = TranscriptRows(row - 1, row, row, torch.zeros(9, dtype=torch.int64), row)
     good: dict[str, Any] = {"logits": torch.zeros(2, 150), "tables": tables, "stand": stand}
     hold_transcripts(**good)
-    for name, told, bad in (
+    for name, reported, bad in (
         ("logits", "logits", torch.zeros(2, 150, dtype=torch.int32)),
         ("tables", "masks", tables._replace(masks=tables.masks[:, :4])),
         ("tables", "bounds", tables._replace(bounds=tables.bounds[:2])),
@@ -152,7 +152,7 @@ def test_wrong_arguments_are_named() -> None:
         ("stand", "paired", stand._replace(paired=row.int())),
         ("stand", "ids", stand._replace(ids=torch.zeros(9))),
     ):
-        with pytest.raises(KernelArgumentError, match=told):
+        with pytest.raises(KernelArgumentError, match=reported):
             hold_transcripts(**{**good, name: bad})
 
 

@@ -126,13 +126,13 @@ def test_pieces_of_any_size_give_the_same_message() -> None:
         assert [(c["name"], c["args"]) for c in joined.tool_calls] == [("add", {"a": 1, "b": 2})] * 2
 
 
-def test_broken_arguments_are_told() -> None:
+def test_broken_arguments_are_reported() -> None:
     message = use().message('<tool_call>{"name": "add", "arguments": {"a": 1,</tool_call>')
     assert message.tool_calls == []
     assert message.invalid_tool_calls[0]["name"] == "add"
 
 
-def test_arguments_without_end_are_told() -> None:
+def test_arguments_without_end_are_reported() -> None:
     """As deep as a small model may go, and deeper than JSON is read."""
     deep = "[" * 100_000 + "]" * 100_000
     message = use().message(f'<tool_call>{{"name": "add", "arguments": {deep}}}</tool_call>')

@@ -136,8 +136,8 @@ def run_tests(tests: Sequence[str], root: Path, limit: float = LIMIT) -> tuple[i
                 return FAILED, f"no end within {limit:.0f} s"
         output.seek(0)
         lines = output.read().splitlines()
-    told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-3:]
-    return os.waitstatus_to_exitcode(status), "; ".join(told[:1])
+    reported = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-3:]
+    return os.waitstatus_to_exitcode(status), "; ".join(reported[:1])
 
 
 def _be_pytest(tests: Sequence[str], root: Path, output: int) -> NoReturn:
@@ -162,10 +162,10 @@ def verdict_of(mutation: Mutation, root: Path) -> tuple[str, str]:
     if not applies(mutation, root):
         return "does not apply", f"{mutation.file} has the text not once"
     with planted(mutation, root):
-        code, told = run_tests(mutation.tests, root)
+        code, reported = run_tests(mutation.tests, root)
     if code == FAILED:
-        return "caught", told.removeprefix("FAILED ").removeprefix("ERROR ").split(" - ")[0]
-    return ("SURVIVED", ", ".join(mutation.tests)) if code == PASSED else ("does not run", told)
+        return "caught", reported.removeprefix("FAILED ").removeprefix("ERROR ").split(" - ")[0]
+    return ("SURVIVED", ", ".join(mutation.tests)) if code == PASSED else ("does not run", reported)
 
 
 def main() -> int:
@@ -183,9 +183,9 @@ def main() -> int:
         os.environ["PYTHONPATH"] = str(root)  # of processes that tests start
         copy_repository(root)
         tests = sorted({test for mutation in chosen for test in mutation.tests})
-        code, told = run_tests(tests, root, limit=len(chosen) * LIMIT)
+        code, reported = run_tests(tests, root, limit=len(chosen) * LIMIT)
         if code != PASSED:
-            print(f"without a mutation these tests do not pass: {told}")
+            print(f"without a mutation these tests do not pass: {reported}")
             return 2
         for mutation in chosen:
             start = time.perf_counter()

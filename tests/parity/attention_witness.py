@@ -66,13 +66,13 @@ class AttentionWitness:
         else:
             scales = scales_at(out_scales, own)
             numbers = torch.empty(wide[own].shape, dtype=torch.int8)
-            told = (
+            reported = (
                 torch.empty_like(scales) if isinstance(scales, torch.Tensor) and scales.dim() > 1 else scales
             )
-            put_heads(wide[own], numbers, told)
+            put_heads(wide[own], numbers, reported)
             same = torch.equal(result[own], numbers)
-            if isinstance(scales, torch.Tensor) and isinstance(told, torch.Tensor):
-                same = same and torch.equal(scales, told)
+            if isinstance(scales, torch.Tensor) and isinstance(reported, torch.Tensor):
+                same = same and torch.equal(scales, reported)
         if not same:
             self._wrong.append(f"{self.op}: other numbers than its own output's")
 

@@ -83,7 +83,7 @@ class Witness:
         self.dtype = dtype
         self.modules = modules
         self.calls: Counter[str] = Counter()
-        self.by_twin = False  # what interpreted() asks for
+        self.by_reference = False  # what interpreted() asks for
         self._few_bits = False  # the weight of the call that is judged
         self._wrong: list[str] = []
         self._numbers: dict[str, list[int]] = {}  # of an op: how many there are, how many differ
@@ -124,9 +124,9 @@ class Witness:
             self.calls[op] += 1
             self._attended(op, original, args, kwargs, before, result)
             return result
-        self.by_twin = True
+        self.by_reference = True
         expected = original(*copies[0], **copies[1])
-        self.by_twin = False
+        self.by_reference = False
         self.calls[op] += 1
         self._few_bits = any(isinstance(one, StoredWeight) and one.bits < 16 for one in args)
         for (name, a), (_, b) in zip(_tensors(result, "result"), _tensors(expected, "result"), strict=True):

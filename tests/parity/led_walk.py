@@ -37,7 +37,7 @@ class Lead:
     """The numbers of one step by one way, for another."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.reported: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.total = self.moved = 0
 
     @contextmanager
@@ -45,7 +45,7 @@ class Lead:
         """Keep the numbers of the step inside."""
 
         def keep(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            self.told.append((values.clone(), scales.clone()))
+            self.reported.append((values.clone(), scales.clone()))
             return values, scales
 
         with _through(keep):
@@ -54,16 +54,16 @@ class Lead:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Compare the numbers of the step inside, which goes on with those that were kept."""
-        left = iter(self.told)
+        left = iter(self.reported)
 
         def follow(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            told = next(left)
-            away = (values.int() - told[0].int()).abs()
+            reported = next(left)
+            away = (values.int() - reported[0].int()).abs()
             assert int(away.max()) <= 1
-            torch.testing.assert_close(scales, told[1], rtol=SCALES, atol=0)
+            torch.testing.assert_close(scales, reported[1], rtol=SCALES, atol=0)
             self.total += away.numel() if away.dim() == 2 else 0  # a cache is mostly of other steps
             self.moved += int(away.sum())
-            return told
+            return reported
 
         with _through(follow):
             yield
@@ -96,9 +96,9 @@ def _of_caches(write: Callable[..., Any], numbers: Numbers) -> Callable[..., Any
         query, cache = write(qkv, place, *rest), place.cache
         if cache.scales is not None:
             for stored, own in zip((cache.keys, cache.values), cache.scales.tensors, strict=True):
-                values, told = numbers(stored, own)
+                values, reported = numbers(stored, own)
                 stored.copy_(values)
-                own.copy_(told)
+                own.copy_(reported)
         return query
 
     return called

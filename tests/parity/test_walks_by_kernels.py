@@ -200,7 +200,7 @@ BRIEF = [[5, 6, 7], list(range(9)), [90]]
 def test_interpreted_kernels(name: str, dtype: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_bfloat16_gaps(monkeypatch)
     llm = models(CASES[name], dtype, sizes=False, device="cpu")
-    with Witness(DTYPES[dtype], *WATCHED) as witness, interpreted(lambda: not witness.by_twin):
+    with Witness(DTYPES[dtype], *WATCHED) as witness, interpreted(lambda: not witness.by_reference):
         llm.generate(BRIEF, SHORT)
     assert witness.faults() == []
     assert set(witness.calls) == CASES[name].ops
@@ -260,7 +260,7 @@ def test_a_wrong_walk_is_seen(wrong: str, models: Models, monkeypatch: pytest.Mo
 def test_interpreted_kernels_of_many_decodes(name: str, models: Models) -> None:
     """One step of more rows than small products take, whose output and down products are split."""
     llm = models(CASES[name], "fp16", sizes=False, device="cpu")
-    with Witness(torch.float16, *WATCHED) as witness, interpreted(lambda: not witness.by_twin):
+    with Witness(torch.float16, *WATCHED) as witness, interpreted(lambda: not witness.by_reference):
         llm.generate([[index] for index in range(MANY)], SamplingParams(max_new_tokens=1, ignore_eos=True))
     assert witness.faults() == []
     assert witness.calls["int8_linear_parts"] == 2 * witness.calls["paged_attention"] > 0
@@ -269,7 +269,7 @@ def test_interpreted_kernels_of_many_decodes(name: str, models: Models) -> None:
 
 @interpreter
 @pytest.mark.parametrize(
-    ("module", "twin"),
+    ("module", "reference"),
     [
         (rms_norm, "rms_norm_reference"),
         (int8_linear, "int8_linear_reference"),
@@ -277,10 +277,10 @@ def test_interpreted_kernels_of_many_decodes(name: str, models: Models) -> None:
     ],
 )
 def test_a_wrong_result_is_seen(
-    module: ModuleType, twin: str, models: Models, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, reference: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The witness itself: one call of many gives, or writes, something else."""
-    original, calls = getattr(module, twin), []
+    original, calls = getattr(module, reference), []
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -291,13 +291,13 @@ def test_a_wrong_result_is_seen(
             changed[0] += 3
         return result
 
-    monkeypatch.setattr(module, twin, wrong)
+    monkeypatch.setattr(module, reference, wrong)
     llm = models(CASES["w8a8 head norms"], "fp16", sizes=False, device="cpu")
     with Witness(torch.float16, *WATCHED) as witness:
         llm.generate(BRIEF, SHORT)
     assert len(calls) >= 6
     assert witness.faults()
-    assert all(fault.startswith(twin.removesuffix("_reference")) for fault in witness.faults())
+    assert all(fault.startswith(reference.removesuffix("_reference")) for fault in witness.faults())
 
 
 @interpreter

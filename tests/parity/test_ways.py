@@ -160,7 +160,7 @@ def test_operations_are_chosen_once(tmp_path: Path) -> None:
     assert forward.operations(DECODES[2]) is forward.operations(Step(decodes=True, rows=2))
 
 
-def test_steps_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_reported_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tiny_config("qwen3"), tmp_path, seed=3)
     forward = LLM(tmp_path, device="cpu").executor.runner.forward
     assert forward.kernels() == {"every step": "module by module"}

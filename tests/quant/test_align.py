@@ -58,7 +58,7 @@ def test_our_own_path_rounds_no_dequantized_weight(
     assert align(engine, checkpoints["qwen"], [random_ids(9)], steps=1, device="cpu").aligned
 
 
-def test_without_fewer_bits_nothing_is_told(checkpoints: dict[str, Path], made: Made) -> None:
+def test_without_fewer_bits_nothing_is_reported(checkpoints: dict[str, Path], made: Made) -> None:
     report = align(made("llama", "none"), checkpoints["llama"], [random_ids(5)], steps=0, device="cpu")
     assert report.quant is None
     assert "quantized" not in dict(facts(report))
@@ -112,8 +112,8 @@ def test_a_trace_has_another_stream(made: Made, tmp_path: Path) -> None:
     with trace(model, place):
         run_steps(model, random_ids(6), 1)
     turned, plain = (made("llama", QuantConfig("w4a8", 64, rotation=on), str(on)) for on in (True, False))
-    told = r"a trace holds the original's hidden states.*--reference CHECKPOINT"
-    with raises_shown(CheckpointError, told):
+    reported = r"a trace holds the original's hidden states.*--reference CHECKPOINT"
+    with raises_shown(CheckpointError, reported):
         align(turned, place, device="cpu")
     assert "differences are expected" in str(align(plain, place, device="cpu").quant)
 

@@ -121,15 +121,15 @@ def test_awq_is_nearer_than_rounding_where_channels_are_loud(samples: Path, tmp_
 
 
 def test_progress_tells_of_every_layer(made: Made) -> None:
-    told: list[tuple[str, int, int]] = []
-    made("llama", GPTQ, progress=lambda *now: told.append(now))
-    assert [what for what, _, _ in told if what.endswith("mlp.down_proj by GPTQ")] == [
+    reported: list[tuple[str, int, int]] = []
+    made("llama", GPTQ, progress=lambda *now: reported.append(now))
+    assert [what for what, _, _ in reported if what.endswith("mlp.down_proj by GPTQ")] == [
         f"layers.{index}.mlp.down_proj by GPTQ" for index in (0, 1)
     ]
-    assert "calibration 100 %" in {what for what, _, _ in told}
-    done = [now for _, now, _ in told]
+    assert "calibration 100 %" in {what for what, _, _ in reported}
+    done = [now for _, now, _ in reported]
     assert done == sorted(done)
-    assert done[-1] == told[-1][2]
+    assert done[-1] == reported[-1][2]
 
 
 def test_a_layer_s_weights_are_read_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,26 +150,26 @@ def test_a_layer_s_weights_are_read_once(made: Made, monkeypatch: pytest.MonkeyP
 def test_a_second_build_reads_the_ranges_beside_the_engine(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def built(quant: QuantConfig, **changes: object) -> bytes:
-        told.clear()
-        options = {"force": True, "progress": lambda what, done, total: told.append(what)}
+        reported.clear()
+        options = {"force": True, "progress": lambda what, done, total: reported.append(what)}
         return (made("qwen2", quant, **options, **changes) / "weights.safetensors").read_bytes()
 
     first = built(STATIC)
-    assert "calibration 100 %" in told
+    assert "calibration 100 %" in reported
     assert cache_path(tmp_path / "engine").is_file()
     walked = input_statistics.Walk
     monkeypatch.setattr(input_statistics, "Walk", None)
     assert built(STATIC) == first
-    assert "ranges of engine.calibration.safetensors" in told
+    assert "ranges of engine.calibration.safetensors" in reported
     built(SMOOTH.replace(alpha=0.7))
     monkeypatch.setattr(input_statistics, "Walk", walked)
     searched = SMOOTH.replace(alpha="search", activations="static")
     for quant, changes in ((searched, {}), (STATIC, {"calib_samples": 5}), (STATIC, {"dtype": "bf16"})):
         built(quant, **changes)
-        assert "calibration 100 %" in told, quant
+        assert "calibration 100 %" in reported, quant
     assert built(STATIC) == first
 
 
@@ -195,7 +195,7 @@ def _one_huge(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quant", "damage", "told"),
+    ("quant", "damage", "reported"),
     [
         (GPTQ, _zero_norm, r"layers\.1\.mlp\.gate_up_proj: .*all 0"),
         (SMOOTH, _huge, r"not finite.*layers\.1"),
@@ -203,12 +203,12 @@ def _one_huge(model: Any) -> None:
     ],
 )
 def test_what_cannot_be_calibrated_names_its_layer(
-    samples: Path, tmp_path: Path, quant: QuantConfig, damage: Callable[[Any], None], told: str
+    samples: Path, tmp_path: Path, quant: QuantConfig, damage: Callable[[Any], None], reported: str
 ) -> None:
     model = make_model(tiny_config("llama"), seed=3)
     damage(model)
     model.save_pretrained(tmp_path / "checkpoint")
-    with raises_shown(BuildError, told):
+    with raises_shown(BuildError, reported):
         build(tmp_path / "checkpoint", tmp_path / "engine", quant=quant, calib=samples, device="cpu")
     assert not (tmp_path / "engine").exists()
 
@@ -231,9 +231,9 @@ def test_fewer_tokens_than_a_model_is_wide_are_warned_of(
     calib = tmp_path / "calib.jsonl"
     calib.write_text(json.dumps({"token_ids": list(range(1, 1 + length))}) + "\n", encoding="utf-8")
     made("llama", SMOOTH, calib=calib)
-    told = [r.message for r in caplog.records if "the quantization may overfit them" in r.message]
-    assert bool(told) == warned
-    assert all(f"{length} tokens" in one for one in told)
+    reported = [r.message for r in caplog.records if "the quantization may overfit them" in r.message]
+    assert bool(reported) == warned
+    assert all(f"{length} tokens" in one for one in reported)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_verb_on_the_pocket_model(
     text = ingot("inspect", folder).stdout
     assert f"w4a16, one scale per 128 columns, asymmetric, by {method.upper()}" in text
     assert f"{count} samples, " in text
-    told = json.loads(ingot("inspect", folder, "--json").stdout)["calibration"]
-    assert (told["samples"], told["length"]) == (count, 512)
-    assert told["sha256"] == hashlib.sha256(pocket.calib.read_bytes()).hexdigest()
+    reported = json.loads(ingot("inspect", folder, "--json").stdout)["calibration"]
+    assert (reported["samples"], reported["length"]) == (count, 512)
+    assert reported["sha256"] == hashlib.sha256(pocket.calib.read_bytes()).hexdigest()
     assert pocket.cost(LLM(folder, "cpu")) < share * pocket.cost(LLM(POCKET, "cpu", quant="w4a16"))

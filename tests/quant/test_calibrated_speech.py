@@ -207,8 +207,8 @@ def test_inputs_are_those_of_huggingface(
         module = model.model.get_submodule(f"{path}.{leaves[leaf]}")
         rows = theirs.setdefault(name, [])
         module.register_forward_pre_hook(lambda m, args, rows=rows: rows.append(args[0][0]))
-    for own, heard in zip(ids, features, strict=True):
-        model(heard[None], decoder_input_ids=torch.tensor([own]))
+    for own, transcribed in zip(ids, features, strict=True):
+        model(transcribed[None], decoder_input_ids=torch.tensor([own]))
     assert len(seen) == LAYERS * (4 + 7)
     for name, x in seen.items():
         torch.testing.assert_close(x, torch.cat(theirs[name]), rtol=1e-4, atol=1e-4)

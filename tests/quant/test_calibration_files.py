@@ -87,7 +87,7 @@ def test_samples_are_spread_and_cut(tmp_path: Path, text: TextParts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "told"),
+    ("records", "reported"),
     [
         (["{"], r"1: not JSON"),
         ([[1]], r"1: list instead of an object"),
@@ -102,9 +102,9 @@ def test_samples_are_spread_and_cut(tmp_path: Path, text: TextParts) -> None:
         ([{"text": ""}] * 9, "and 4 more"),
     ],
 )
-def test_bad_records_are_named(tmp_path: Path, text: TextParts, records: list[Any], told: str) -> None:
+def test_bad_records_are_named(tmp_path: Path, text: TextParts, records: list[Any], reported: str) -> None:
     path = lines(tmp_path / "bad.jsonl", *records)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         read_calibration_data(path, text.tokenizer, text.chat)
 
 

@@ -39,10 +39,10 @@ def test_a_scheme_is_one_line_and_its_error_that_of_the_weights(engines: dict[st
     shown = ingot("diff", engines["dense"], engines["w8a16"])
     assert shown.exit_code == 1
     (line,) = [line for line in shown.stdout.splitlines() if "dequantized" in line]
-    told = re.fullmatch(
+    reported = re.fullmatch(
         r"  8 layers: fp32 -> w8a16, dequantized error (.*)% on average, at most (.*)% \((.*)\)", line
     )
-    assert told is not None, line
+    assert reported is not None, line
     assert "only in" not in shown.stdout
     dense, narrow = (EngineWeights(engines[name]) for name in ("dense", "w8a16"))
     errors = {
@@ -50,9 +50,9 @@ def test_a_scheme_is_one_line_and_its_error_that_of_the_weights(engines: dict[st
         / float(dense.read(f"{name}.weight").norm())
         for name in narrow.quantized
     }
-    assert float(told[1]) / 100 == pytest.approx(sum(errors.values()) / len(errors), abs=6e-5)
-    assert told[3] == max(errors, key=lambda name: errors[name])
-    assert 0 < errors[told[3]] < 0.02
+    assert float(reported[1]) / 100 == pytest.approx(sum(errors.values()) / len(errors), abs=6e-5)
+    assert reported[3] == max(errors, key=lambda name: errors[name])
+    assert 0 < errors[reported[3]] < 0.02
 
 
 def test_all_lists_every_tensor(engines: dict[str, Path]) -> None:
@@ -65,9 +65,9 @@ def test_two_schemes_and_one_that_turns_all_weights(engines: dict[str, Path]) ->
     found = compare_engines(engines["w8a16"], engines["w4a16"])
     assert {(layer.left, layer.right) for layer in found.layers} == {("w8a16", "w4a16")}
     assert all(0.01 < (layer.relative or 0) < 0.3 for layer in found.layers)
-    told = json.loads(ingot("diff", engines["dense"], engines["w4a8"], "--json").stdout)
-    assert told["incomparable"] == "a rotation changes all weights"
-    assert all(layer["relative"] is None for layer in told["layers"])
+    reported = json.loads(ingot("diff", engines["dense"], engines["w4a8"], "--json").stdout)
+    assert reported["incomparable"] == "a rotation changes all weights"
+    assert all(layer["relative"] is None for layer in reported["layers"])
     shown = ingot("diff", engines["dense"], engines["w4a8"]).stdout
     assert "8 layers: fp32 -> w4a8, weights not compared: a rotation changes all weights" in shown
 

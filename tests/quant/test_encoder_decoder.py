@@ -29,7 +29,7 @@ from ingot.quant.schemes import int8_products
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, MELS, POSITIONS, write_speech
 from tests.parity.kernel_witness import Witness, interpreted
-from tests.quant.test_engines import dense_twin
+from tests.quant.test_engines import dense_reference
 from tests.tiny_models import random_ids
 
 HALVES = {
@@ -88,9 +88,9 @@ def test_logits_are_near_the_dense_ones(checkpoint: Path, dense: LLM, name: str,
 def test_they_compute_with_what_their_numbers_mean(checkpoint: Path, name: str) -> None:
     """In both halves: a dense model of the dequantized weights gives the same."""
     llm = LLM(checkpoint, "cpu", quant=SCHEMES[name])
-    twin = dense_twin(checkpoint, llm)
+    reference = dense_reference(checkpoint, llm)
     for prompt in PROMPTS:
-        torch.testing.assert_close(llm.logits(prompt), twin.logits(prompt), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(llm.logits(prompt), reference.logits(prompt), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.stays("w4a16", "w4a8")
@@ -130,7 +130,7 @@ def test_each_layer_has_the_scheme_that_was_asked_for(checkpoint: Path, name: st
 @pytest.mark.parametrize(
     ("name", "dtype"), list(zip(SCHEMES, itertools.cycle(("fp16", "bf16", "fp32")), strict=False))
 )
-def test_sizes_are_told_to_the_byte(checkpoint: Path, dtype: str, name: str, tmp_path: Path) -> None:
+def test_sizes_are_reported_to_the_byte(checkpoint: Path, dtype: str, name: str, tmp_path: Path) -> None:
     """Of the loaded weights, of each stored tensor, of the folder; what is not linear keeps the dtype."""
     quant = SCHEMES[name]
     folder = build(checkpoint, tmp_path / "engine", quant=quant, device="cpu", dtype=dtype, proof=False)
@@ -141,10 +141,10 @@ def test_sizes_are_told_to_the_byte(checkpoint: Path, dtype: str, name: str, tmp
     weights = [item for item in bill if item.kind == "weights"]
     assert {item.name: item.bytes for item in weights}["encoder"] == encoder
     assert sum(item.bytes for item in weights) == sum(p.nbytes for p in engine.model.parameters())
-    told = describe(folder)
-    assert told.bytes_on_disk == sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    assert told.num_parameters == describe(checkpoint).num_parameters
-    plain = {entry.dtype for n, entry in told.manifest.tensors.items() if "conv" in n or "norm" in n}
+    reported = describe(folder)
+    assert reported.bytes_on_disk == sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    assert reported.num_parameters == describe(checkpoint).num_parameters
+    plain = {entry.dtype for n, entry in reported.manifest.tensors.items() if "conv" in n or "norm" in n}
     assert plain == {{"fp16": "F16", "bf16": "BF16", "fp32": "F32"}[dtype]}
     assert bool(torch.isfinite(llm.logits(PROMPTS[0])).all())
 
@@ -205,7 +205,7 @@ def test_interpreted_kernels(checkpoint: Path, name: str, kv_dtype: str) -> None
     llm.executor.runner.forward.fused = True
     watched = (forms, norm, products, attention, cross_attention, int8_products)
     brief = SamplingParams(max_new_tokens=2, ignore_eos=True)
-    with Witness(torch.float16, *watched) as witness, interpreted(lambda: not witness.by_twin):
+    with Witness(torch.float16, *watched) as witness, interpreted(lambda: not witness.by_reference):
         llm.generate([spoken(1, 3, 18), spoken(3, 1, 10)], brief)
     assert witness.faults() == []
     assert witness.calls["paged_attention"] > witness.calls["prefill_attention"] > 0

@@ -74,16 +74,16 @@ def test_it_holds_what_the_ledger_counts(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_its_values_are_told_in_the_order_of_a_record(checkpoint: Path) -> None:
+def test_its_values_are_reported_in_the_order_of_a_record(checkpoint: Path) -> None:
     """What products take is told as they take it: in 8 bits where they are of 8 bits."""
-    told: list[tuple[str, Recorded]] = []
+    reported: list[tuple[str, Recorded]] = []
     model = LLM(checkpoint, "cpu", quant="encoder=w8a8").engine.model
-    model.encode(features(3), EncoderPass(fused=True, observer=lambda *one: told.append(one)))
+    model.encode(features(3), EncoderPass(fused=True, observer=lambda *one: reported.append(one)))
     layer = ["attn_in", "query", "keys", "values", "attended", "stream", "mlp_in", "inner", "stream"]
-    assert [name for name, _ in told] == ["stream", *layer * 3]
-    taken = [value for name, value in told if name in ("attn_in", "attended", "mlp_in", "inner")]
+    assert [name for name, _ in reported] == ["stream", *layer * 3]
+    taken = [value for name, value in reported if name in ("attn_in", "attended", "mlp_in", "inner")]
     assert all(isinstance(value, Int8Rows) for value in taken)
-    by_heads = [value.group for name, value in told if name == "attended" and isinstance(value, Int8Rows)]
+    by_heads = [value.group for name, value in reported if name == "attended" and isinstance(value, Int8Rows)]
     assert by_heads == [8] * 3
 
 

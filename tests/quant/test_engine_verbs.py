@@ -72,10 +72,10 @@ def test_build_inspect_and_plan(
     assert done.exit_code == 0, done.stderr
     text = " ".join(ingot("inspect", engine, "--tensors").stdout.split())
     assert [word for word in words if word not in text] == []
-    told = json.loads(ingot("inspect", engine, "--json").stdout)["quant"]
-    assert told == Manifest.read(engine).quant.to_json()
-    planned = ingot("plan", source, "--quant", told["scheme"], "--gpu", "24GiB")
-    assert (planned.exit_code, told["scheme"] in planned.stdout) == (0, True)
+    reported = json.loads(ingot("inspect", engine, "--json").stdout)["quant"]
+    assert reported == Manifest.read(engine).quant.to_json()
+    planned = ingot("plan", source, "--quant", reported["scheme"], "--gpu", "24GiB")
+    assert (planned.exit_code, reported["scheme"] in planned.stdout) == (0, True)
 
 
 MISUSE = {  # flags of `build`, and words of its error
@@ -134,27 +134,27 @@ REFUSED: list[tuple[QuantConfig, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("quant", "options", "told"), REFUSED)
+@pytest.mark.parametrize(("quant", "options", "reported"), REFUSED)
 def test_what_cannot_be_built(
     checkpoints: dict[str, Path],
     samples: Path,
     tmp_path: Path,
     quant: QuantConfig,
     options: dict[str, Any],
-    told: str,
+    reported: str,
 ) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "Good news."}\n')
     if "calib" in options:
         options = options | {"calib": options["calib"].format(samples=samples, texts=texts)}
-    with raises_shown(ConfigError, told):
+    with raises_shown(ConfigError, reported):
         build(checkpoints["llama"], tmp_path / "engine", quant=quant, device="cpu", **options)
     assert not (tmp_path / "engine").exists()
 
 
 def test_what_cannot_be_built_in_memory(checkpoints: dict[str, Path]) -> None:
     flags = r"ingot build .* --quant w4a16 --method {} --calib FILE"
-    for quant, told in (
+    for quant, reported in (
         (NARROW, r"GPTQ needs calibration.*seen: method gptq.*" + flags.format("gptq")),
         (NARROW.replace(method="awq"), r"AWQ needs calibration.*" + flags.format("awq")),
         (
@@ -163,7 +163,7 @@ def test_what_cannot_be_built_in_memory(checkpoints: dict[str, Path]) -> None:
         ),
     ):
         for call in (LLM, LLM.from_config):
-            with raises_shown(ConfigError, told):
+            with raises_shown(ConfigError, reported):
                 call(checkpoints["llama"], device="cpu", quant=quant)
 
 

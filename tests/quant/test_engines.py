@@ -117,7 +117,7 @@ def scheme_of(name: str, kind: str) -> QuantConfig:
     "rptq-w4a4-tied-auto", "static-qwen-bf16", "w8a16-llama-bf16", "awq mixed-tied-bf16", "w8a8-qwen3-bf16"
 )
 @pytest.mark.parametrize(("name", "kind", "dtype"), TURNS)
-def test_it_is_built_told_of_proven_and_aligned(
+def test_it_is_built_described_proven_and_aligned(
     checkpoints: dict[str, Path], samples: Path, made: Made, name: str, kind: str, dtype: str
 ) -> None:
     quant, checkpoint = scheme_of(name, kind), checkpoints[kind]
@@ -144,12 +144,12 @@ def test_it_is_built_told_of_proven_and_aligned(
     original = "auto" if dtype == "auto" else "ingot"
     report = align(folder, checkpoint, [random_ids(19)], steps=2, device="cpu", original=original)
     assert report.aligned, report.first_stage
-    told = dict(facts(report))["quantized"]
-    assert quant.scheme in told
-    assert "the reference computes with these weights" in told
+    reported = dict(facts(report))["quantized"]
+    assert quant.scheme in reported
+    assert "the reference computes with these weights" in reported
     rounds = {"w8a8", "w4a8"} & {quant.scheme, *quant.layers.values()}
-    assert ("rounds activations as it does" in told) == bool(rounds)
-    assert report_json(report)["quantized"] == told
+    assert ("rounds activations as it does" in reported) == bool(rounds)
+    assert report_json(report)["quantized"] == reported
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def check_floors(folder: Path) -> None:
     assert max(narrow.worst.values()) > 0.1
 
 
-def dense_twin(checkpoint: Path, quantized: LLM) -> LLM:
+def dense_reference(checkpoint: Path, quantized: LLM) -> LLM:
     """A dense model whose weights are the quantized one's, dequantized."""
     llm = LLM(checkpoint, "cpu")
     model = llm.engine.model
@@ -188,12 +188,12 @@ def dense_twin(checkpoint: Path, quantized: LLM) -> LLM:
 def test_it_computes_with_what_its_numbers_mean(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     """By modules, and by the small kernels' twins: steps of one row and of several."""
     llm = LLM(checkpoints[kind], "cpu", quant=WEIGHT_ONLY[name])
-    twin, prompt = dense_twin(checkpoints[kind], llm), random_ids(30, seed=5)
-    torch.testing.assert_close(llm.logits(prompt), twin.logits(prompt), rtol=1e-4, atol=1e-4)
+    reference, prompt = dense_reference(checkpoints[kind], llm), random_ids(30, seed=5)
+    torch.testing.assert_close(llm.logits(prompt), reference.logits(prompt), rtol=1e-4, atol=1e-4)
     params = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
     forward = llm.executor.runner.forward
     for prompts in ([random_ids(9)], [random_ids(n, seed=n) for n in (3, 17, 1)]):
-        expected = twin.generate(prompts, params)
+        expected = reference.generate(prompts, params)
         for forward.fused in (False, True):
             if forward.fused:
                 assert next(iter(forward.kernels().values())) == "small kernels"  # of few rows
@@ -223,8 +223,8 @@ def test_batch_invariance(checkpoints: dict[str, Path], name: str, kind: str) ->
 def test_the_ledger_is_right_to_the_byte(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     engine = LLM(checkpoints[kind], "cpu", quant=SCHEMES[name]).engine
     found = ledger(setting_of(engine.manifest, engine.dtype, engine.device)).items
-    told = sum(i.bytes for i in found if i.kind == "weights" and i.name != "rotary table")
-    assert told == sum(p.nbytes for p in engine.model.parameters())
+    reported = sum(i.bytes for i in found if i.kind == "weights" and i.name != "rotary table")
+    assert reported == sum(p.nbytes for p in engine.model.parameters())
 
 
 LEAVES = {  # of a layer, as they are stored; those that a narrow model keeps wide

@@ -123,10 +123,12 @@ def test_norm_and_columns_are_the_paper_s(golden: Path, alpha: float, tmp_path: 
     layer = smoothed(assembly, lambda n: own.get(n, load(n)), 0, seen)
     norm, columns = (layer.weight(name) for name in own)
     alive = given["act_max"] > 1e-5
-    told = f"rms_a{alpha}_"
-    torch.testing.assert_close(norm[alive], given[told + "norm_weight_after"][alive], rtol=1e-6, atol=1e-7)
+    reported = f"rms_a{alpha}_"
+    torch.testing.assert_close(
+        norm[alive], given[reported + "norm_weight_after"][alive], rtol=1e-6, atol=1e-7
+    )
     assert torch.equal(norm[~alive], given["rms_weight"][~alive])
-    expected = given[told + "weight0_after"][:, alive]
+    expected = given[reported + "weight0_after"][:, alive]
     torch.testing.assert_close(columns[:80, alive], expected, rtol=1e-5, atol=1e-7)
 
 

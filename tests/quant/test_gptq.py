@@ -31,7 +31,7 @@ def reference(golden: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def told(golden: Path) -> dict[str, Any]:
+def reported(golden: Path) -> dict[str, Any]:
     return json.loads((golden / "quant" / "gptq.json").read_text())["results"]
 
 
@@ -69,7 +69,7 @@ def test_the_sum_is_the_reference_s(reference: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(("name", "group", "symmetric", "act_order"), AUTOGPTQ)
 def test_autogptq(
     reference: dict[str, torch.Tensor],
-    told: dict[str, Any],
+    reported: dict[str, Any],
     name: str,
     group: int,
     symmetric: bool,
@@ -105,14 +105,16 @@ def test_autogptq(
         assert torch.equal(found.quantized.zeros.T.float(), expected["zero"])
     x = reference["inputs_fp16"].double().flatten(0, 1)
     error = float(((weight - near).double() @ x.T).square().sum())
-    assert error == pytest.approx(told[f"autogptq_b4_{name}"]["output_error"], rel=1e-2)
+    assert error == pytest.approx(reported[f"autogptq_b4_{name}"]["output_error"], rel=1e-2)
     assert error == pytest.approx(gptq_error(found, weight, hessian) * 320, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("name", "group"), [("perchannel_asym", 0), ("group128_asym", 128), ("perchannel_sym", 0)]
 )
-def test_rptq4llm(reference: dict[str, torch.Tensor], told: dict[str, Any], name: str, group: int) -> None:
+def test_rptq4llm(
+    reference: dict[str, torch.Tensor], reported: dict[str, Any], name: str, group: int
+) -> None:
     """Numbers for scales that are given: RPTQ4LLM's own are of 16 steps, from the weight as it is."""
     weight = reference["weight"].clone()
     weight[:, DEAD] = 0
@@ -125,7 +127,7 @@ def test_rptq4llm(reference: dict[str, torch.Tensor], told: dict[str, Any], name
     same = (near - reference[f"rptq_b4_{name}_q_weight"]).abs() < 1e-5
     assert float(same.float().mean()) > 0.998
     error = gptq_error(found, weight, hessian) * 320
-    assert error == pytest.approx(told[f"rptq_b4_{name}"]["output_error"], rel=1e-2)
+    assert error == pytest.approx(reported[f"rptq_b4_{name}"]["output_error"], rel=1e-2)
 
 
 VARIANTS: list[dict[str, bool]] = [

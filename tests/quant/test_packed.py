@@ -225,7 +225,7 @@ def test_the_head_may_be_rounded_and_layers_left_out(write: Write, engine_of: En
     assert torch.equal(linear.dequantized(torch.float32), expected)
 
 
-def test_it_is_told_of(write: Write, engine_of: EngineOf) -> None:
+def test_it_is_reported_of(write: Write, engine_of: EngineOf) -> None:
     written = write(Packing("gptq", act_order=True))
     folder = engine_of(written)
     quant = Manifest.read(folder).quant
@@ -309,8 +309,8 @@ class TestRefusals:
         changes = {f"{name}.{k}": t.contiguous() for k, t in pieces(packing, other).items()}
         file = written.folder / "model.safetensors"
         save_file(load_file(file) | changes, file)
-        told = r"layers\.1\.self_attn\.qkv_proj.*order their columns differently"
-        with raises_shown(CheckpointError, told):
+        reported = r"layers\.1\.self_attn\.qkv_proj.*order their columns differently"
+        with raises_shown(CheckpointError, reported):
             LLM(written.folder, "cpu")
 
     def test_parts_that_are_packed_and_whole(self, write: Write) -> None:
@@ -319,7 +319,7 @@ class TestRefusals:
             LLM(written.folder, "cpu")
 
     @pytest.mark.parametrize(
-        ("packing", "changes", "told"),
+        ("packing", "changes", "reported"),
         [
             (Packing("gptq", symmetric=False), {"sym": True}, "symmetric"),
             (Packing("gptq", act_order=True), {"desc_act": False}, "g_idx.*desc_act"),
@@ -327,11 +327,11 @@ class TestRefusals:
         ids=["sym", "desc_act"],
     )
     def test_values_that_contradict_the_config(
-        self, write: Write, packing: Packing, changes: dict[str, Any], told: str
+        self, write: Write, packing: Packing, changes: dict[str, Any], reported: str
     ) -> None:
         written = write(packing)
         change_quantization(written.folder, **changes)
-        with pytest.raises(CheckpointError, match=rf"model\.layers\.0.*{told}"):
+        with pytest.raises(CheckpointError, match=rf"model\.layers\.0.*{reported}"):
             LLM(written.folder, "cpu")
 
     def test_tensors_that_are_missing(self, written_gptq: Path, tmp_path: Path) -> None:

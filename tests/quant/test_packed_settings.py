@@ -142,8 +142,11 @@ class TestWhatQuantizersWrite:
     @pytest.mark.parametrize("key", UNKNOWN)
     def test_a_key_that_is_not_known(self, name: str, key: str) -> None:
         found, expected = WRITTEN[name]
-        told = refusal(found | {key: UNKNOWN[key]})
-        assert f"settings unknown to Ingot that may change what the stored weights mean; seen: {key}=" in told
+        reported = refusal(found | {key: UNKNOWN[key]})
+        assert (
+            f"settings unknown to Ingot that may change what the stored weights mean; seen: {key}="
+            in reported
+        )
         for off in (None, False, 0, "", {}, []):
             assert read(found | {key: off}) == expected
 
@@ -155,12 +158,12 @@ GROUP = ("config_groups", "group_0")
 def test_unknown_keys_of_groups(path: tuple[str, ...]) -> None:
     found = nested(COMPRESSED, (*GROUP, "weights"), num_bits=8, strategy="channel", group_size=None)
     found = nested(found | {"format": "int-quantized"}, GROUP, format=None)
-    told = refusal(nested(found, path, rotated=True))
-    assert f"seen: {'.'.join(path)}.rotated=True" in told
+    reported = refusal(nested(found, path, rotated=True))
+    assert f"seen: {'.'.join(path)}.rotated=True" in reported
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         (nested(COMPRESSED, (*GROUP, "weights"), dynamic=True), "dynamic True"),
         (nested(COMPRESSED, (*GROUP, "weights"), actorder="magnitude"), "actorder.*magnitude"),
@@ -188,8 +191,8 @@ def test_unknown_keys_of_groups(path: tuple[str, ...]) -> None:
         (AUTOAWQ | {"format": "gemv"}, "AWQ version; seen: gemv"),
     ],
 )
-def test_known_keys_of_another_meaning(found: Json, told: str) -> None:
-    assert re.search(told, refusal(found))
+def test_known_keys_of_another_meaning(found: Json, reported: str) -> None:
+    assert re.search(reported, refusal(found))
 
 
 class TestFilesBeside:
@@ -217,16 +220,17 @@ class TestFilesBeside:
         ],
     )
     def test_they_may_not_differ(self, changes: Json, seen: str) -> None:
-        told = refusal(AUTOGPTQ, quantize_config=AUTOGPTQ | changes)
+        reported = refusal(AUTOGPTQ, quantize_config=AUTOGPTQ | changes)
         assert (
-            f"quantization_config and quantize_config.json describe different formats; seen: {seen}" in told
+            f"quantization_config and quantize_config.json describe different formats; seen: {seen}"
+            in reported
         )
 
     def test_their_keys_are_checked(self) -> None:
         for name in ("quantize_config", "quant_config"):
-            told = refusal(AUTOGPTQ, **{name: AUTOGPTQ | {"rotation": "random"}})
-            assert f"{name}.json (gptq) has settings unknown" in told
-            assert "rotation='random'" in told
+            reported = refusal(AUTOGPTQ, **{name: AUTOGPTQ | {"rotation": "random"}})
+            assert f"{name}.json (gptq) has settings unknown" in reported
+            assert "rotation='random'" in reported
 
     def test_autoawq_s_old_file(self, tmp_path: Path) -> None:
         written = write_packed(tmp_path, Packing("awq", symmetric=False))
@@ -259,9 +263,9 @@ class TestZerosOfGptq:
         other = "gptq_v2" if packing.form == "gptq" else "gptq"
         for symmetric in (packing.symmetric, False):
             change_quantization(tmp_path, checkpoint_format=other, sym=symmetric)
-            told = loading(tmp_path)
-            assert f'to fix: "checkpoint_format": "{packing.form}" in the checkpoint' in told
-            assert '"sym"' not in told
+            reported = loading(tmp_path)
+            assert f'to fix: "checkpoint_format": "{packing.form}" in the checkpoint' in reported
+            assert '"sym"' not in reported
         change_quantization(tmp_path, checkpoint_format=packing.form, sym=packing.symmetric)
         assert_right(written)
 
@@ -288,10 +292,10 @@ class TestZerosOfGptq:
     ) -> None:
         write_packed(tmp_path, packing)
         change_quantization(tmp_path, **changes)
-        told = loading(tmp_path)
-        assert "symmetric, but zero points are not in the middle" in told
-        assert '"sym": false' not in told
-        assert "download" in told
+        reported = loading(tmp_path)
+        assert "symmetric, but zero points are not in the middle" in reported
+        assert '"sym": false' not in reported
+        assert "download" in reported
 
     def test_a_layer_s_own_average_is_no_layout(self, tmp_path: Path) -> None:
         """Weights whose average is a part of a step away from 0, and few of them."""

@@ -34,7 +34,7 @@ def given(golden: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def told(golden: Path) -> dict[str, Any]:
+def reported(golden: Path) -> dict[str, Any]:
     return json.loads((golden / "quant" / "rptq.json").read_text())
 
 
@@ -57,13 +57,15 @@ class TestClusters:
 
     @pytest.mark.parametrize(("name", "clusters"), [("sep", 8), ("cont", 4), ("cont", 8)])
     def test_they_are_as_tight(
-        self, given: dict[str, torch.Tensor], told: dict[str, Any], name: str, clusters: int
+        self, given: dict[str, torch.Tensor], reported: dict[str, Any], name: str, clusters: int
     ) -> None:
         found = cluster_channels(given[f"{name}_min"], given[f"{name}_max"], clusters)
-        assert inertia(points_of(given, name), found) <= told[f"{name}_n{clusters}_kmeans_inertia"] * 1.01
+        assert inertia(points_of(given, name), found) <= reported[f"{name}_n{clusters}_kmeans_inertia"] * 1.01
         assert len(found.unique()) == clusters
 
-    def test_those_of_heads_are_as_tight(self, given: dict[str, torch.Tensor], told: dict[str, Any]) -> None:
+    def test_those_of_heads_are_as_tight(
+        self, given: dict[str, torch.Tensor], reported: dict[str, Any]
+    ) -> None:
         size = len(given["head_max"]) // 4
         total = 0.0
         for head in range(4):
@@ -73,7 +75,7 @@ class TestClusters:
         paper = given["head_n3_h4_cluster_of_channel"]
         points = points_of(given, "head")
         assert total <= inertia(points, paper) * 1.01
-        assert total <= told["head_n3_h4_kmeans_inertia"] * 1.01
+        assert total <= reported["head_n3_h4_kmeans_inertia"] * 1.01
 
     def test_louder_ones_come_later(self, given: dict[str, torch.Tensor]) -> None:
         low, high = given["cont_min"], given["cont_max"]
@@ -204,11 +206,11 @@ class TestSteps:
         seen = torch.cat([given[f"{name}_x0"], given[f"{name}_x1"]]).flatten(0, 1)[:, order]
         low, high = block_ranges(seen.amin(0), seen.amax(0), counts.tolist())
         steps, zeros = (part.repeat_interleave(counts) for part in scales_of(low, high, bits))
-        told = f"{name}_b{bits}_minmax_"
-        torch.testing.assert_close(steps, given[told + "scale"], rtol=1e-6, atol=0)
-        assert torch.equal(zeros, given[told + "zero"])
+        reported = f"{name}_b{bits}_minmax_"
+        torch.testing.assert_close(steps, given[reported + "scale"], rtol=1e-6, atol=0)
+        assert torch.equal(zeros, given[reported + "zero"])
         near = rounded_blocks(given[f"{name}_x2"][0][:, order], steps, zeros, 1, bits)
-        torch.testing.assert_close(near, given[told + "y"][0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(near, given[reported + "y"][0], rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("bits", [8, 4])
     @pytest.mark.parametrize(("name", "clusters"), [("sep", 8), ("cont", 4)])
@@ -219,9 +221,9 @@ class TestSteps:
         records = torch.cat([given[f"{name}_x0"], given[f"{name}_x1"]])[:, :, order]
         low, high = averaged_ranges(records.amin(1), records.amax(1), counts.tolist())
         steps, zeros = (part.repeat_interleave(counts) for part in scales_of(low, high, bits))
-        told = f"{name}_b{bits}_ema_minmax_"
-        torch.testing.assert_close(steps, given[told + "scale"], rtol=1e-6, atol=0)
-        assert torch.equal(zeros, given[told + "zero"])
+        reported = f"{name}_b{bits}_ema_minmax_"
+        torch.testing.assert_close(steps, given[reported + "scale"], rtol=1e-6, atol=0)
+        assert torch.equal(zeros, given[reported + "zero"])
 
     def test_averages_begin_with_the_first_record(self) -> None:
         """And each next one moves them by a hundredth."""

@@ -34,14 +34,16 @@ def test_scales_and_folding_are_the_reference_s(golden: Path, alpha: float, norm
     given = arrays(golden, "smoothquant_scales")
     own = [given[f"weight{i}"] for i in range(3)]
     found = smoothing_scales(given["act_max"], own, alpha, keep_dead=False)
-    told = f"{norm}_a{alpha}_"
-    torch.testing.assert_close(found, given[told + "scales"], **TOLERANCE)
+    reported = f"{norm}_a{alpha}_"
+    torch.testing.assert_close(found, given[reported + "scales"], **TOLERANCE)
     weight, bias = fold_into_norm(given[f"{norm}_weight"], found, given["ln_bias"] if norm == "ln" else None)
-    torch.testing.assert_close(weight, given[told + "norm_weight_after"], **TOLERANCE)
-    torch.testing.assert_close(fold_into_columns(own[0], found), given[told + "weight0_after"], **TOLERANCE)
+    torch.testing.assert_close(weight, given[reported + "norm_weight_after"], **TOLERANCE)
+    torch.testing.assert_close(
+        fold_into_columns(own[0], found), given[reported + "weight0_after"], **TOLERANCE
+    )
     assert (bias is None) == (norm == "rms")
     if bias is not None:
-        torch.testing.assert_close(bias, given[told + "norm_bias_after"], **TOLERANCE)
+        torch.testing.assert_close(bias, given[reported + "norm_bias_after"], **TOLERANCE)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.8, 1.0])

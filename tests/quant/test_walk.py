@@ -71,14 +71,14 @@ def seen_by_huggingface(model: PreTrainedModel, layer: int) -> dict[str, torch.T
 
 def test_inputs_are_those_of_huggingface(tiny: tuple[PreTrainedModel, Path]) -> None:
     model, (decoder, load) = tiny[0], opened(tiny[1])
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     loads: Counter[str] = Counter()
 
     def counted(name: str) -> torch.Tensor:
         loads[name] += 1
         return load(name)
 
-    progress = lambda what, done, total: told.append((done, total))  # noqa: E731
+    progress = lambda what, done, total: reported.append((done, total))  # noqa: E731
     walk = Walk(decoder, counted, SAMPLES, CPU, Kept, batch_tokens=32, progress=progress)
     layers = list(layers_of(walk))
     assert [layer.name for layer in layers] == ["layers.0", "layers.1"]
@@ -87,7 +87,7 @@ def test_inputs_are_those_of_huggingface(tiny: tuple[PreTrainedModel, Path]) -> 
         assert layer.inputs.keys() == expected.keys()
         for name, kept in layer.inputs.items():
             torch.testing.assert_close(kept.x, expected[name], rtol=1e-4, atol=1e-4)
-    assert told[-1] == (2 * 57, 2 * 57)
+    assert reported[-1] == (2 * 57, 2 * 57)
     assert set(loads.values()) == {1}
     assert not any(name.startswith(("lm_head", "norm")) for name in loads)
 

@@ -81,7 +81,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hearing(whisper: Path) -> Iterator[Server]:
+def speech_server(whisper: Path) -> Iterator[Server]:
     """A server of it whose windows have few tokens; every test leaves it idle."""
     with started(whisper, "--unproven", "--max-seq-len", HEARD, "--max-batch-size", 8) as found:
         yield found

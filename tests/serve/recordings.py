@@ -16,7 +16,7 @@ import soundfile
 from tests.serve.client import Reply, Server, Stream
 
 EARS = "ears"
-HEAR, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
+TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 _LINE = "a-line-that-no-recording-has"
 TYPE = f"multipart/form-data; boundary={_LINE}"
 
@@ -60,12 +60,12 @@ def form(*files: tuple[str, bytes], **fields: Any) -> bytes:
     )
 
 
-def hear(server: Server, data: bytes, path: str = HEAR, **fields: Any) -> Reply:
+def transcribe(server: Server, data: bytes, path: str = TRANSCRIBE, **fields: Any) -> Reply:
     """Have a recording transcribed."""
     return server.request("POST", path, form(("file", data), **{"model": EARS, **fields}), typed(server))
 
 
-def streamed(server: Server, data: bytes, path: str = HEAR, **fields: Any) -> Stream:
+def streamed(server: Server, data: bytes, path: str = TRANSCRIBE, **fields: Any) -> Stream:
     """The same as events."""
     body = form(("file", data), **{"model": EARS, "stream": True, **fields})
     return Stream(*server._sent("POST", path, body, typed(server)))

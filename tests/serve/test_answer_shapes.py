@@ -80,8 +80,8 @@ async def test_a_prompt_that_is_only_read_ends_by_its_length(n: int) -> None:
     call._prompts, call._n, call._echo, call._logprobs = ["A", "B"], n, True, None
     call._params, call.model = None, SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
     found: Any = Found([], [SimpleNamespace(ids=[1])] * 2)
-    told = [(one["index"], one["text"], one["finish_reason"]) async for one in call.parts(found)]
-    assert told == [(index, "AB"[index // n], "length") for index in range(2 * n)]
+    reported = [(one["index"], one["text"], one["finish_reason"]) async for one in call.parts(found)]
+    assert reported == [(index, "AB"[index // n], "length") for index in range(2 * n)]
 
 
 def test_the_size_of_a_form_is_counted_in_bytes() -> None:
@@ -93,13 +93,13 @@ def test_the_size_of_a_form_is_counted_in_bytes() -> None:
             check_size(value, "guided_regex")
 
 
-@pytest.mark.parametrize(("given", "told"), [(None, True), (True, True), (False, False)])
-def test_a_response_says_whether_calls_may_be_parallel(given: bool | None, told: bool) -> None:
+@pytest.mark.parametrize(("given", "reported"), [(None, True), (True, True), (False, False)])
+def test_a_response_says_whether_calls_may_be_parallel(given: bool | None, reported: bool) -> None:
     call = ResponseCall.__new__(ResponseCall)
     call._asked_for = ResponsesRequest(model="m", input="a", parallel_tool_calls=given)
     call.id, call.created, call.params = "resp", 0, SamplingParams()
     call.model = SimpleNamespace(name="m")  # type: ignore[assignment]
-    assert call._response("in_progress")["parallel_tool_calls"] is told
+    assert call._response("in_progress")["parallel_tool_calls"] is reported
 
 
 @pytest.mark.parametrize("place", ["/tmp/ingot-text-7", "/srv/e/tokenizer"])
@@ -109,9 +109,11 @@ def test_errors_name_the_model_and_no_place_of_the_server(place: str) -> None:
     model._closed, model.name = False, "m"
     files = SimpleNamespace(folder=Path("/tmp/ingot-text-7"), origin=Path("/srv/e/tokenizer"))
     model.side = SimpleNamespace(folder=Path("/srv/e"), files=files)  # type: ignore[assignment]
-    told = model._api_error(RequestError(f"{place}/chat_template.jinja refuses these messages"), "messages")
-    assert told.message == "m/tokenizer/chat_template.jinja refuses these messages"
-    assert told.param == "messages"
+    reported = model._api_error(
+        RequestError(f"{place}/chat_template.jinja refuses these messages"), "messages"
+    )
+    assert reported.message == "m/tokenizer/chat_template.jinja refuses these messages"
+    assert reported.param == "messages"
 
 
 @pytest.mark.parametrize(("asked", "room"), [(None, 1), (0, 0), (3, 3)])

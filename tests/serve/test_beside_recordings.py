@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve.client import Server, started, wait_for
 from tests.serve.conftest import EARS, HEARD, NAME, completion
-from tests.serve.recordings import encoded, hear, noise, streamed
+from tests.serve.recordings import encoded, noise, streamed, transcribe
 
 LONG = encoded(noise(600.0))  # 20 windows, each with all its fallbacks
 CLIP = encoded(noise(1.0))
@@ -48,26 +48,26 @@ def test_text_streams_during_a_recording(both: Server) -> None:
         recording = asked.result()
         events = iter(recording)
         assert next(events)["type"] == "transcript.text.delta"
-        heard = both.metric("ingot_generation_tokens_total", model_name=EARS)
+        transcribed = both.metric("ingot_generation_tokens_total", model_name=EARS)
         assert texts(both, "windows") == [TOKENS] * STREAMS
         assert both.metric("ingot_audio_requests_total") == 0, "the recording ended first"
-        more = lambda: both.metric("ingot_generation_tokens_total", model_name=EARS) > heard  # noqa: E731
+        more = lambda: both.metric("ingot_generation_tokens_total", model_name=EARS) > transcribed  # noqa: E731
         wait_for("the recording to go on", more)
         recording.close()
         wait_for("its place to be free", both.idle)
 
 
 @pytest.mark.slow
-def test_clips_during_a_long_recording(hearing: Server) -> None:
+def test_clips_during_a_long_recording(speech_server: Server) -> None:
     """Of the same engine: their windows share its steps."""
     fast: dict[str, Any] = {"temperature": 0.2, "language": "en"}
-    alone = hear(hearing, CLIP, **fast).data
-    recording = streamed(hearing, LONG, language="en")
+    alone = transcribe(speech_server, CLIP, **fast).data
+    recording = streamed(speech_server, LONG, language="en")
     assert next(iter(recording))["type"] == "transcript.text.delta"
-    ended = hearing.metric("ingot_audio_requests_total")
+    ended = speech_server.metric("ingot_audio_requests_total")
     with ThreadPoolExecutor(3) as pool:
-        clips = list(pool.map(lambda _: hear(hearing, CLIP, **fast), range(6)))
+        clips = list(pool.map(lambda _: transcribe(speech_server, CLIP, **fast), range(6)))
     assert [(one.status, one.data) for one in clips] == [(200, alone)] * 6
-    assert hearing.metric("ingot_audio_requests_total") - ended == 6, "the recording ended first"
+    assert speech_server.metric("ingot_audio_requests_total") - ended == 6, "the recording ended first"
     recording.close()
-    wait_for("its place to be free", hearing.idle)
+    wait_for("its place to be free", speech_server.idle)

@@ -111,7 +111,7 @@ def test_a_device_for_each_engine(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("max-quue: 3", "did you mean max-queue?"),
         ("engine: x", "did you mean engines?"),
@@ -140,10 +140,10 @@ def test_a_device_for_each_engine(served: Served) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_is_wrong_is_named(served: Served, text: str, told: str) -> None:
+def test_what_is_wrong_is_named(served: Served, text: str, reported: str) -> None:
     result = served(text)
     assert result.exit_code == 2, result.stderr
-    assert told in result.stderr
+    assert reported in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -130,8 +130,8 @@ def test_a_second_interrupt_waits_for_no_thread(engine: Path) -> None:
         assert all(map(is_gone, pids))
         assert "Traceback" not in "".join(server.lines)
         for one in asked:
-            told = one.exception() or (one.result().status, one.result().error["code"])
-            assert isinstance(told, OSError) or told == (503, "server_stopping")
+            reported = one.exception() or (one.result().status, one.result().error["code"])
+            assert isinstance(reported, OSError) or reported == (503, "server_stopping")
 
 
 def test_sigterm_while_engines_load(engine: Path) -> None:

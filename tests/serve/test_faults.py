@@ -120,10 +120,13 @@ def test_collections_leave_out_what_is_loaded(engine: Path, tmp_path: Path) -> N
     (tmp_path / "sitecustomize.py").write_text(COUNTS.format(folder=tmp_path), encoding="utf-8")
     with started(engine, faults=tmp_path) as server:
         for pid in (server.process.pid, *server.engine_pids()):
-            told = tmp_path / str(pid)
+            reported = tmp_path / str(pid)
             os.kill(pid, signal.SIGUSR1)
-            wait_for("the counts", lambda told=told: told.exists() and told.read_text().endswith("\n"))
-            frozen, looked_at = map(int, told.read_text().split())
+            wait_for(
+                "the counts",
+                lambda reported=reported: reported.exists() and reported.read_text().endswith("\n"),
+            )
+            frozen, looked_at = map(int, reported.read_text().split())
             assert frozen > 50_000
             assert looked_at < 20_000
 

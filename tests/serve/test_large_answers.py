@@ -154,7 +154,7 @@ class TestWholeAnswers:
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        async def told(reads: int) -> bytes:
+        async def reported(reads: int) -> bytes:
             """What a client gets that reads ``count`` pieces."""
             taken: list[bytes] = []
 
@@ -167,7 +167,7 @@ class TestWholeAnswers:
             return b"".join(taken)
 
         async def main() -> list[bytes]:
-            return await asyncio.wait_for(asyncio.gather(told(9), told(1)), 30)
+            return await asyncio.wait_for(asyncio.gather(reported(9), reported(1)), 30)
 
         assert asyncio.run(main()) == [b"abc", b"a"]
 

@@ -16,7 +16,17 @@ import pytest
 from tests.audio_files import media, silent_film
 from tests.serve.client import Reply, Server, is_gone, memory, started, wait_for
 from tests.serve.conftest import EARS, HEARD, chat, completion
-from tests.serve.recordings import HEAR, TRANSLATE, TYPE, encoded, form, hear, noise, streamed, typed
+from tests.serve.recordings import (
+    TRANSCRIBE,
+    TRANSLATE,
+    TYPE,
+    encoded,
+    form,
+    noise,
+    streamed,
+    transcribe,
+    typed,
+)
 
 CLIP = encoded(noise(1.0))
 FAST: dict[str, Any] = {"temperature": 0.2, "language": "en"}
@@ -48,15 +58,17 @@ BAD_FIELDS = [
 
 
 @pytest.mark.parametrize(("fields", "field"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-def test_fields(hearing: Server, fields: dict[str, Any], field: str) -> None:
-    reply = hear(hearing, CLIP, **FAST | fields)
+def test_fields(speech_server: Server, fields: dict[str, Any], field: str) -> None:
+    reply = transcribe(speech_server, CLIP, **FAST | fields)
     assert (reply.status, reply.error["param"]) == (400, field), reply.data
     assert field.partition("[")[0] in reply.error["message"]
 
 
-def test_neutral_values_are_accepted(hearing: Server) -> None:
-    plain = hear(hearing, CLIP, **FAST)
-    odd = hear(hearing, CLIP, **FAST, chunking_strategy="auto", stream="false", user="me", response_format="")
+def test_neutral_values_are_accepted(speech_server: Server) -> None:
+    plain = transcribe(speech_server, CLIP, **FAST)
+    odd = transcribe(
+        speech_server, CLIP, **FAST, chunking_strategy="auto", stream="false", user="me", response_format=""
+    )
     assert (odd.status, odd.data) == (200, plain.data)
 
 
@@ -94,8 +106,8 @@ def spoiled(kind: str) -> bytes:
         ("16 bits as floats", "samples are out of range"),
     ],
 )
-def test_files_that_cannot_be_read(hearing: Server, kind: str, message: str) -> None:
-    reply = hear(hearing, spoiled(kind), **FAST)
+def test_files_that_cannot_be_read(speech_server: Server, kind: str, message: str) -> None:
+    reply = transcribe(speech_server, spoiled(kind), **FAST)
     assert (reply.status, reply.error["param"]) == (400, "file"), reply.data
     assert message in reply.error["message"]
     assert "/" not in reply.error["message"]
@@ -103,34 +115,34 @@ def test_files_that_cannot_be_read(hearing: Server, kind: str, message: str) -> 
 
 
 @pytest.mark.parametrize("kind", [("ipod", "aac"), ("webm", "libopus"), ("matroska", "flac"), ("mp3", "mp3")])
-def test_what_phones_and_browsers_send(hearing: Server, kind: tuple[str, str]) -> None:
+def test_what_phones_and_browsers_send(speech_server: Server, kind: tuple[str, str]) -> None:
     """Also a film's sound; the file's name and type say nothing."""
     data = media(noise(1.0), *kind, video=kind[0] in ("ipod", "matroska"))
-    reply = hear(hearing, data, **FAST)
+    reply = transcribe(speech_server, data, **FAST)
     assert reply.status == 200, reply.data
     assert reply.json["usage"]["seconds"] == pytest.approx(1.0, abs=0.08)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
-def test_short_recordings_are_transcribed(hearing: Server, seconds: float) -> None:
-    reply = hear(hearing, encoded(noise(seconds)), **FAST)
+def test_short_recordings_are_transcribed(speech_server: Server, seconds: float) -> None:
+    reply = transcribe(speech_server, encoded(noise(seconds)), **FAST)
     assert reply.status == 200, reply.data
     assert reply.json["usage"]["seconds"] == pytest.approx(seconds, abs=1e-3)
-    hearing_of_silence = hear(hearing, encoded(np.zeros(16000, np.float32)), **FAST)
-    assert hearing_of_silence.status == 200
+    transcript_of_silence = transcribe(speech_server, encoded(np.zeros(16000, np.float32)), **FAST)
+    assert transcript_of_silence.status == 200
 
 
-def test_stereo_at_another_rate(hearing: Server) -> None:
+def test_stereo_at_another_rate(speech_server: Server) -> None:
     stereo = np.stack([noise(1.0), noise(1.0)], 1)
-    assert hear(hearing, encoded(stereo, "WAV", rate=48000), **FAST).json["usage"][
+    assert transcribe(speech_server, encoded(stereo, "WAV", rate=48000), **FAST).json["usage"][
         "seconds"
     ] == pytest.approx(1 / 3, abs=1e-4)
 
 
-def test_forms(hearing: Server) -> None:
+def test_forms(speech_server: Server) -> None:
     def sent(body: bytes, kind: str | None = None) -> Reply:
-        headers = typed(hearing) if kind is None else {"Content-Type": kind}
-        return hearing.request("POST", HEAR, body, headers)
+        headers = typed(speech_server) if kind is None else {"Content-Type": kind}
+        return speech_server.request("POST", TRANSCRIBE, body, headers)
 
     fields = {"model": EARS, **FAST}
     wrong = [
@@ -150,22 +162,22 @@ def test_forms(hearing: Server) -> None:
     ]
     for reply, status, field in wrong:
         assert (reply.status, reply.error["param"]) == (status, field), reply.data
-    explained = {**typed(hearing), "X-Ingot-Explain": "1"}
-    assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), explained).status == 400
+    explained = {**typed(speech_server), "X-Ingot-Explain": "1"}
+    assert speech_server.request("POST", TRANSCRIBE, form(("file", CLIP), **fields), explained).status == 400
     for origin in ("https://elsewhere.example", "null"):
-        other = {**typed(hearing), "Origin": origin}
-        assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), other).status == 403
-    own = {**typed(hearing), "Origin": f"http://127.0.0.1:{hearing.port}"}
-    assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), own).status == 200
+        other = {**typed(speech_server), "Origin": origin}
+        assert speech_server.request("POST", TRANSCRIBE, form(("file", CLIP), **fields), other).status == 403
+    own = {**typed(speech_server), "Origin": f"http://127.0.0.1:{speech_server.port}"}
+    assert speech_server.request("POST", TRANSCRIBE, form(("file", CLIP), **fields), own).status == 200
 
 
 @pytest.mark.parametrize("name", ["charset", "CHARSET"])
-def test_a_form_is_utf_8(hearing: Server, name: str) -> None:
+def test_a_form_is_utf_8(speech_server: Server, name: str) -> None:
     """The parser would take any codec of Python: some raise, others rename fields."""
     body = form(("file", CLIP), model=EARS, **FAST)
     for charset in ("utf-8", "UTF-8", '"utf-8"', "utf8"):
-        headers = {**typed(hearing), "Content-Type": f"{TYPE}; {name}={charset}"}
-        assert hearing.request("POST", HEAR, body, headers).status == 200
+        headers = {**typed(speech_server), "Content-Type": f"{TYPE}; {name}={charset}"}
+        assert speech_server.request("POST", TRANSCRIBE, body, headers).status == 200
     others = (
         "undefined",
         "IDNA",
@@ -179,16 +191,16 @@ def test_a_form_is_utf_8(hearing: Server, name: str) -> None:
         "",
     )
     for charset in others:
-        headers = {**typed(hearing), "Content-Type": f"{TYPE}; {name}={charset}"}
-        reply = hearing.request("POST", HEAR, body, headers)
+        headers = {**typed(speech_server), "Content-Type": f"{TYPE}; {name}={charset}"}
+        reply = speech_server.request("POST", TRANSCRIBE, body, headers)
         assert (reply.status, reply.error["code"]) == (400, "unsupported_charset"), (charset, reply.data)
         assert "Content-Type" in reply.error["message"]
         assert "utf-8" in reply.error["message"]
 
 
-def test_each_model_lists_its_input_modalities(hearing: Server, server: Server) -> None:
-    for path in (HEAR, TRANSLATE):
-        reply = hear(server, CLIP, path, model="pocket")
+def test_each_model_lists_its_input_modalities(speech_server: Server, server: Server) -> None:
+    for path in (TRANSCRIBE, TRANSLATE):
+        reply = transcribe(server, CLIP, path, model="pocket")
         assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
         assert "does not take speech" in reply.error["message"]
     bodies = {
@@ -199,10 +211,10 @@ def test_each_model_lists_its_input_modalities(hearing: Server, server: Server) 
         "/chat/": {"prompt": "Hi"},
     }
     for path, body in bodies.items():
-        reply = hearing.post(path, body | {"model": EARS})
+        reply = speech_server.post(path, body | {"model": EARS})
         assert reply.status == 400
-        assert HEAR in reply.error["message"]
-    assert hearing.post("/tokenize", {"prompt": "Hi"}).status == 200
+        assert TRANSCRIBE in reply.error["message"]
+    assert speech_server.post("/tokenize", {"prompt": "Hi"}).status == 200
 
 
 @pytest.mark.slow
@@ -215,19 +227,19 @@ def test_bounds_and_a_sigterm_that_lets_recordings_end(whisper: Path) -> None:
         before = memory(server.process.pid)
         hour = encoded(np.zeros(16000 * 3600, np.float32), "FLAC")
         assert len(hour) < 1 << 20
-        reply = hear(server, hour, **FAST)
+        reply = transcribe(server, hour, **FAST)
         assert (reply.status, reply.error["param"]) == (400, "file")
         assert "too long" in reply.error["message"]
-        reply = hear(server, bytes((1 << 20) + 1), **FAST)
+        reply = transcribe(server, bytes((1 << 20) + 1), **FAST)
         assert (reply.status, reply.error["code"]) == (413, "request_too_large")
-        assert told_of_length(server, 200 << 20) == 413
+        assert reported_length(server, 200 << 20) == 413
         assert sends_on_and_on(server) in (413, None)
         assert memory(server.process.pid, peak=True) - before < 64 << 20
         with ThreadPoolExecutor(2) as pool:
             talk = encoded(noise(40.0)[::2], "FLAC", rate=8000)
             asked = [pool.submit(lambda: list(streamed(server, talk, **FAST))) for _ in range(2)]
             wait_for("both to be heard", lambda: answers_under_way(server) >= 2)
-            reply = hear(server, CLIP, **FAST)
+            reply = transcribe(server, CLIP, **FAST)
             assert (reply.status, reply.error["code"]) == (429, "queue_full")
             assert "retry-after" in reply.headers
             server.process.terminate()
@@ -244,10 +256,10 @@ def answers_under_way(server: Server) -> float:
     return sum(server.metric(f"ingot_num_requests_{state}") for state in ("running", "waiting"))
 
 
-def told_of_length(server: Server, length: int) -> int:
+def reported_length(server: Server, length: int) -> int:
     """The status of a body that is announced and does not come."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.putrequest("POST", HEAR)
+    connection.putrequest("POST", TRANSCRIBE)
     for name, value in {**typed(server), "Content-Length": str(length)}.items():
         connection.putheader(name, value)
     connection.endheaders()
@@ -260,26 +272,26 @@ def sends_on_and_on(server: Server) -> int | None:
     head = form(("file", b"")).rpartition(b"\r\n--")[0]
     chunks = (head if i == 0 else bytes(1 << 20) for i in range(201))
     try:
-        connection.request("POST", HEAR, chunks, typed(server), encode_chunked=True)
+        connection.request("POST", TRANSCRIBE, chunks, typed(server), encode_chunked=True)
         return connection.getresponse().status
     except OSError:
         return None
 
 
-def test_who_leaves_frees_the_place(hearing: Server) -> None:
+def test_who_leaves_frees_the_place(speech_server: Server) -> None:
     for stream in (True, False):
-        tokens = hearing.metric("ingot_generation_tokens_total")
+        tokens = speech_server.metric("ingot_generation_tokens_total")
         body = form(("file", LONG), model=EARS, language="en", stream=stream)
-        connection = socket.create_connection(("127.0.0.1", hearing.port))
-        head = f"POST {HEAR} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in typed(hearing).items())
+        connection = socket.create_connection(("127.0.0.1", speech_server.port))
+        head = f"POST {TRANSCRIBE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in typed(speech_server).items())
         connection.sendall(head.encode() + b"\r\n" + body)
-        wait_for("it to run", lambda: hearing.metric("ingot_num_requests_running") > 0)
+        wait_for("it to run", lambda: speech_server.metric("ingot_num_requests_running") > 0)
         connection.close()
-        wait_for("its place to be free", hearing.idle)
-        once = hearing.metric("ingot_generation_tokens_total")
+        wait_for("its place to be free", speech_server.idle)
+        once = speech_server.metric("ingot_generation_tokens_total")
         assert once - tokens < 4 * 26 * 26  # of four windows with all their fallbacks
-        assert hear(hearing, CLIP, **FAST).status == 200
+        assert transcribe(speech_server, CLIP, **FAST).status == 200
 
 
 @pytest.mark.slow
@@ -290,7 +302,7 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
     words = ("--name", "a", "--name", "b", "--unproven", "--max-seq-len", 2 * HEARD, "--drain-seconds", 0.2)
     with started(whisper, whisper, *words) as server, ThreadPoolExecutor(2) as pool:
         streams = {name: iter(streamed(server, LONG, model=name, **FAST)) for name in "ab"}
-        whole = pool.submit(hear, server, LONG, model="a", **FAST)
+        whole = pool.submit(transcribe, server, LONG, model="a", **FAST)
         for stream in streams.values():
             assert next(stream)["type"] == "transcript.text.delta"
         first, second = server.engine_pids()
@@ -299,7 +311,7 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
         assert last["error"]["code"] == "engine_dead"
         assert {one["type"] for one in deltas} <= {"transcript.text.delta"}
         assert whole.result().error["code"] == "engine_dead"
-        reply = hear(server, CLIP, model="a")
+        reply = transcribe(server, CLIP, model="a")
         assert (reply.status, reply.error["code"]) == (503, "engine_dead")
         server.process.terminate()
         *_, last = streams["b"]

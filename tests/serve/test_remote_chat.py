@@ -101,7 +101,7 @@ def test_commands_and_the_place_on_the_server(url: str, server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "reported"),
     [
         ((), 2, "give an engine, or --url"),
         (("engines/x", "--url", "http://127.0.0.1:1"), 2, "give an engine, or --url"),
@@ -120,14 +120,14 @@ def test_commands_and_the_place_on_the_server(url: str, server: Server) -> None:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_cannot_begin(words: tuple[str, ...], code: int, told: str) -> None:
+def test_what_cannot_begin(words: tuple[str, ...], code: int, reported: str) -> None:
     result = ingot("chat", *words, stdin="Hi\n")
-    assert (result.exit_code, told in result.stderr) == (code, True), result.stderr
+    assert (result.exit_code, reported in result.stderr) == (code, True), result.stderr
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("status", "data", "told"),
+    ("status", "data", "reported"),
     [
         (401, b'{"error": {"message": "wrong key", "code": null}}', "wrong key"),
         (401, b"", "--api-key"),
@@ -146,10 +146,10 @@ def test_what_cannot_begin(words: tuple[str, ...], code: int, told: str) -> None
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_server_that_refuses_or_breaks_off(status: int, data: bytes, told: str) -> None:
+def test_a_server_that_refuses_or_breaks_off(status: int, data: bytes, reported: str) -> None:
     with answering(status, data) as (url, asked):
         result = chat(url, "Hi", "Hi again", words=("--model", "m"))
-    assert (result.exit_code, len(asked) >= 2, told in result.stderr) == (1, True, True), result.stderr
+    assert (result.exit_code, len(asked) >= 2, reported in result.stderr) == (1, True, True), result.stderr
     assert "Traceback" not in result.stderr
     assert "\x1b" not in result.stderr
 

@@ -144,10 +144,10 @@ def test_a_dead_engine_restarts(case: Callable[[str], Case], caplog: pytest.LogC
             assert engine._owners == {}
 
     run(test)
-    told = "\n".join(record.getMessage() for record in caplog.records)
-    assert "fake: the engine's process was ended by SIGKILL" in told
-    assert "fake: starting the engine again in 0.3 s" in told
-    assert "fake: the engine takes requests again" in told
+    reported = "\n".join(record.getMessage() for record in caplog.records)
+    assert "fake: the engine's process was ended by SIGKILL" in reported
+    assert "fake: starting the engine again in 0.3 s" in reported
+    assert "fake: the engine takes requests again" in reported
 
 
 def test_retry_after_is_honest(case: Callable[[str], Case]) -> None:

@@ -92,11 +92,11 @@ def check_stream(mine: list[dict[str, Any]], choice: dict[str, Any]) -> None:
                 assert set(part) == {"index", "function"}
                 assert set(part["function"]) == {"arguments"}
                 calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-    told = [{k: v for k, v in call.items() if k not in ("index", "id")} for call in calls]
+    reported = [{k: v for k, v in call.items() if k not in ("index", "id")} for call in calls]
     expected = [
         {k: v for k, v in one.items() if k != "id"} for one in choice["message"].get("tool_calls", [])
     ]
-    assert told == expected
+    assert reported == expected
     assert "".join(one["delta"].get("content") or "" for one in mine) == ""
     if choice["logprobs"]:
         assert [e for one in mine for e in one["logprobs"]["content"]] == choice["logprobs"]["content"]

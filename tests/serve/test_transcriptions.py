@@ -23,7 +23,7 @@ from ingot.speech.transcript_writers import WRITERS
 from tests.serve.client import PATIENCE, ROOT, Server
 from tests.serve.conftest import EARS, HEARD
 from tests.serve.published import Schema
-from tests.serve.recordings import TRANSLATE, encoded, hear, noise, streamed
+from tests.serve.recordings import TRANSLATE, encoded, noise, streamed, transcribe
 
 SECONDS = 33.0  # more than a window
 FAST = {"temperature": 0.2}
@@ -50,40 +50,44 @@ def talk() -> bytes:
 
 @pytest.mark.slow
 def test_the_words_are_those_of_the_transcriber(
-    hearing: Server, alone: Transcriber, talk: bytes, published: Schema
+    speech_server: Server, alone: Transcriber, talk: bytes, published: Schema
 ) -> None:
     """With its fallbacks, and the language detected."""
     samples = encoded(noise(SECONDS), "FLAC")
     wanted = alone(samples)
-    reply = hear(hearing, talk, response_format="verbose_json")
+    reply = transcribe(speech_server, talk, response_format="verbose_json")
     assert reply.status == 200, reply.data
     found = reply.json
     published.check("CreateTranscriptionResponseVerboseJson", found)
     assert found["text"] == wanted.text.strip()
     assert found["duration"] == wanted.duration == SECONDS
-    heard = [segment for segment in wanted.segments if segment.text]
-    assert len(heard) > 1
-    assert [one["tokens"] for one in found["segments"]] == [one.tokens for one in heard]
-    assert [(one["start"], one["end"]) for one in found["segments"]] == [(s.start, s.end) for s in heard]
-    assert found["segments"][0]["avg_logprob"] == pytest.approx(heard[0].avg_logprob, abs=1e-4)
-    assert found["segments"][0]["no_speech_prob"] == pytest.approx(heard[0].no_speech_prob, rel=1e-3)
-    assert {one["seek"] for one in found["segments"]} == {one.seek for one in heard}
+    transcribed = [segment for segment in wanted.segments if segment.text]
+    assert len(transcribed) > 1
+    assert [one["tokens"] for one in found["segments"]] == [one.tokens for one in transcribed]
+    assert [(one["start"], one["end"]) for one in found["segments"]] == [
+        (s.start, s.end) for s in transcribed
+    ]
+    assert found["segments"][0]["avg_logprob"] == pytest.approx(transcribed[0].avg_logprob, abs=1e-4)
+    assert found["segments"][0]["no_speech_prob"] == pytest.approx(transcribed[0].no_speech_prob, rel=1e-3)
+    assert {one["seek"] for one in found["segments"]} == {one.seek for one in transcribed}
 
 
-def test_formats(hearing: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
+def test_formats(speech_server: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
     def asked(kind: str) -> Any:
-        return hear(hearing, talk, response_format=kind, language="de", **FAST)
+        return transcribe(speech_server, talk, response_format=kind, language="de", **FAST)
 
-    told = asked("json")
-    published.check("CreateTranscriptionResponseJson", told.json)
-    assert told.json == {"text": wanted.text.strip(), "usage": {"type": "duration", "seconds": SECONDS}}
+    reported = asked("json")
+    published.check("CreateTranscriptionResponseJson", reported.json)
+    assert reported.json == {"text": wanted.text.strip(), "usage": {"type": "duration", "seconds": SECONDS}}
     assert asked("text").data.decode() == wanted.text.strip() + "\n"
     for kind in ("srt", "vtt"):
         reply = asked(kind)
         assert reply.headers["content-type"].startswith("text/plain")
         assert reply.data.decode() == WRITERS[kind](wanted)
     assert asked("verbose_json").json["language"] == "german"
-    only = hear(hearing, talk, response_format="verbose_json", timestamp_granularities=["segment"], **FAST)
+    only = transcribe(
+        speech_server, talk, response_format="verbose_json", timestamp_granularities=["segment"], **FAST
+    )
     assert "words" not in only.json
 
 
@@ -103,15 +107,17 @@ def test_segments_that_say_nothing_are_left_out() -> None:
     segments = [
         Segment(i, i, i + 1, text, [1], 0.0, -0.1, 1.0, 0.01) for i, text in enumerate((" a", "", " b"))
     ]
-    told = json.loads(call._response(Transcript(segments, "en", 0.9, 3.0)).body)
-    assert [(one["id"], one["text"]) for one in told["segments"]] == [(0, " a"), (2, " b")]
-    assert told["text"] == "a b"
+    reported = json.loads(call._response(Transcript(segments, "en", 0.9, 3.0)).body)
+    assert [(one["id"], one["text"]) for one in reported["segments"]] == [(0, " a"), (2, " b")]
+    assert reported["text"] == "a b"
 
 
-def test_words_have_the_transcriber_s_times(hearing: Server, alone: Transcriber, published: Schema) -> None:
+def test_words_have_the_transcriber_s_times(
+    speech_server: Server, alone: Transcriber, published: Schema
+) -> None:
     samples = encoded(noise(4.0, seed=5))
     asked = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
-    found = hear(hearing, samples, language="de", **asked, **FAST).json
+    found = transcribe(speech_server, samples, language="de", **asked, **FAST).json
     published.check("CreateTranscriptionResponseVerboseJson", found)
     wanted = alone(samples, language="de", temperatures=(0.2,), word_timestamps=True)
     words = [word for segment in wanted.segments for word in segment.words or ()]
@@ -120,8 +126,8 @@ def test_words_have_the_transcriber_s_times(hearing: Server, alone: Transcriber,
         assert (one["start"], one["end"]) == pytest.approx((word.start, word.end), abs=0.021)
 
 
-def test_streams(hearing: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
-    *deltas, done = streamed(hearing, talk, language="de", **FAST)
+def test_streams(speech_server: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
+    *deltas, done = streamed(speech_server, talk, language="de", **FAST)
     for one in (*deltas, done):
         published.check("CreateTranscriptionResponseStreamEvent", one)
     assert len(deltas) == len([one for one in wanted.segments if one.text])
@@ -130,20 +136,24 @@ def test_streams(hearing: Server, wanted: Transcript, talk: bytes, published: Sc
     published.check("TranscriptTextDoneEvent", done)
 
 
-def test_translations(hearing: Server, alone: Transcriber, published: Schema) -> None:
+def test_translations(speech_server: Server, alone: Transcriber, published: Schema) -> None:
     samples = noise(3.0, seed=4)
-    found = hear(hearing, encoded(samples), TRANSLATE, response_format="verbose_json", language="de", **FAST)
+    found = transcribe(
+        speech_server, encoded(samples), TRANSLATE, response_format="verbose_json", language="de", **FAST
+    )
     published.check("CreateTranslationResponseVerboseJson", found.json)
     assert found.json["language"] == "english"
     wanted = alone(encoded(samples), language="de", task="translate", temperatures=(0.2,))
     assert found.json["text"] == wanted.text.strip()
-    plain = hear(hearing, encoded(samples), TRANSLATE, **FAST)
+    plain = transcribe(speech_server, encoded(samples), TRANSLATE, **FAST)
     published.check("CreateTranslationResponseJson", plain.json)
 
 
-def test_what_is_read_before_changes_the_words(hearing: Server, alone: Transcriber) -> None:
+def test_what_is_read_before_changes_the_words(speech_server: Server, alone: Transcriber) -> None:
     samples = encoded(noise(3.0))
-    found = hear(hearing, samples, language="en", prompt="Ingot, kernels", keywords=["Whisper"], **FAST).json
+    found = transcribe(
+        speech_server, samples, language="en", prompt="Ingot, kernels", keywords=["Whisper"], **FAST
+    ).json
     options: dict[str, Any] = {"language": "en", "temperatures": (0.2,)}
     assert (
         found["text"]
@@ -152,39 +162,46 @@ def test_what_is_read_before_changes_the_words(hearing: Server, alone: Transcrib
     assert found["text"] != alone(samples, **options).text.strip()
 
 
-def test_a_prompt_for_every_window(hearing: Server, alone: Transcriber) -> None:
+def test_a_prompt_for_every_window(speech_server: Server, alone: Transcriber) -> None:
     samples = encoded(noise(33.0))
     asked = {"language": "en", "prompt": "Ingot, kernels", "response_format": "verbose_json", **FAST}
     options: dict[str, Any] = {"language": "en", "temperatures": (0.2,), "initial_prompt": "Ingot, kernels"}
     for carry in (True, False):
-        found = hear(hearing, samples, **asked, carry_initial_prompt=str(carry).lower()).json
+        found = transcribe(speech_server, samples, **asked, carry_initial_prompt=str(carry).lower()).json
         assert found["text"] == alone(samples, **options, carry_initial_prompt=carry).text.strip()
 
 
 @pytest.mark.slow
-def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
+def test_many_clients_share_steps(speech_server: Server, alone: Transcriber) -> None:
     """Each gets the text that it gets alone."""
     recordings = [encoded(noise(2.0 + i, seed=i)) for i in range(6)]
-    before = hearing.metric("ingot_audio_seconds_total"), hearing.metric("ingot_audio_requests_total")
+    before = (
+        speech_server.metric("ingot_audio_seconds_total"),
+        speech_server.metric("ingot_audio_requests_total"),
+    )
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda one: hear(hearing, one, language="en", **WARM).json["text"], recordings))
+        found = list(
+            pool.map(
+                lambda one: transcribe(speech_server, one, language="en", **WARM).json["text"], recordings
+            )
+        )
     wanted = [alone(one, language="en", temperatures=(1.0,)).text.strip() for one in recordings]
     assert found == wanted
     assert len(set(found)) > 2
-    assert hearing.metric("ingot_audio_seconds_total") - before[0] == sum(2.0 + i for i in range(6))
-    assert hearing.metric("ingot_audio_requests_total") - before[1] == 6
-    assert hearing.idle()
+    assert speech_server.metric("ingot_audio_seconds_total") - before[0] == sum(2.0 + i for i in range(6))
+    assert speech_server.metric("ingot_audio_requests_total") - before[1] == 6
+    assert speech_server.idle()
 
 
-def test_the_model_lists_audio_input(hearing: Server, server: Server) -> None:
-    (facts,) = hearing.get("/v1/models").json["data"]
+def test_the_model_lists_audio_input(speech_server: Server, server: Server) -> None:
+    (facts,) = speech_server.get("/v1/models").json["data"]
     assert (facts["id"], facts["input_modalities"]) == (EARS, ["audio"])
     (facts,) = server.get("/v1/models").json["data"]
     assert facts["input_modalities"] == ["text"]
 
 
-def test_openais_client(hearing: Server, wanted: Transcript, talk: bytes) -> None:
-    url = f"http://127.0.0.1:{hearing.port}/v1"
+def test_openais_client(speech_server: Server, wanted: Transcript, talk: bytes) -> None:
+    url = f"http://127.0.0.1:{speech_server.port}/v1"
     words: dict[str, Any] = {"model": EARS, "file": ("talk.flac", talk), "language": "de", "temperature": 0.2}
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as api:
         create = api.audio.transcriptions.create
@@ -215,10 +232,10 @@ def test_openais_client(hearing: Server, wanted: Transcript, talk: bytes) -> Non
 
 
 @pytest.mark.slow
-def test_the_example(hearing: Server, tmp_path: Path) -> None:
+def test_the_example(speech_server: Server, tmp_path: Path) -> None:
     (tmp_path / "talk.wav").write_bytes(encoded(noise(2.0)))
     words = [ROOT / "examples" / "clients" / "transcribe.py", tmp_path / "talk.wav"]
-    url = f"http://127.0.0.1:{hearing.port}"
+    url = f"http://127.0.0.1:{speech_server.port}"
     done = subprocess.run([sys.executable, *words, url], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     head, *segments, streamed_text = done.stdout.splitlines()

@@ -105,7 +105,7 @@ def test_optional_outputs(backend: Any, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "parameters", "told"),
+    ("tensors", "parameters", "reported"),
     [
         ({"text_input": "A"}, '{"max_token": 3}', "unknown field `max_token`"),
         ({"text_input": "A"}, '{"temperature": -1}', "temperature is out of range"),
@@ -117,13 +117,13 @@ def test_optional_outputs(backend: Any, llm: LLM) -> None:
     ],
 )
 def test_unsupported_values_are_invalid_arguments(
-    backend: Any, tensors: Any, parameters: str, told: str
+    backend: Any, tensors: Any, parameters: str, reported: str
 ) -> None:
     request = Request(tensors, parameters)
     backend.execute([request])
     error = request.sender.error()
     assert error.code == "INVALID_ARG"
-    assert told in error.message
+    assert reported in error.message
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -169,13 +169,13 @@ def test_the_end_of_the_engine_is_reported(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "reported"),
     [
         ({"engine": "/no/such/engine"}, "not an engine folder"),
         pytest.param({"max_batch_size": "64"}, "max_batch_size", marks=pytest.mark.slow),
         ({"max_batchsize": "4"}, "unknown parameter in config.pbtxt"),
     ],
 )
-def test_a_model_that_cannot_be_loaded_says_why(engine: Path, parameters: Any, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_a_model_that_cannot_be_loaded_says_why(engine: Path, parameters: Any, reported: str) -> None:
+    with pytest.raises(ModelError, match=reported):
         opened(engine, **parameters)

@@ -99,12 +99,12 @@ def test_a_cancelled_or_unsendable_request_is_reported_once(replies: Replies, wa
     channel.go.set()
     setattr(channel, way, True)
     reply = replies.open(channel)
-    told: list[str] = []
-    reply.on_cancel(lambda: told.append(way))
+    reported: list[str] = []
+    reply.on_cancel(lambda: reported.append(way))
     reply.stepped()
     reply.add("a", 1)
-    wait_for("it to be told", lambda: told)
+    wait_for("it to be told", lambda: reported)
     reply.add("b", 1)
     reply.fail(ApiError(499, "the request was cancelled"))
     wait_for("the end", lambda: channel.errors or reply.closed)
-    assert told == [way]
+    assert reported == [way]

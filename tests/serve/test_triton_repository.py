@@ -121,7 +121,7 @@ def test_a_parameter_that_is_not_given_is_there_to_be_filled_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({}, "names no engine"),
         ({"engine": "e", "max_batchsize": "8"}, "unknown parameter in config.pbtxt; seen: max_batchsize"),
@@ -132,8 +132,8 @@ def test_a_parameter_that_is_not_given_is_there_to_be_filled_in() -> None:
         ({"engine": "e", "max_queue": "-1"}, "max_queue is too small"),
     ],
 )
-def test_an_impossible_parameter_is_refused(given: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)):
+def test_an_impossible_parameter_is_refused(given: dict[str, str], reported: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reported)):
         Settings.read(given)
 
 
@@ -182,7 +182,7 @@ def test_an_unproven_engine_needs_leave(engine: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--name", "a/b"), "a model's name cannot be this"),
         (("--device", "gpu"), "unknown device"),
@@ -190,10 +190,10 @@ def test_an_unproven_engine_needs_leave(engine: Path, tmp_path: Path) -> None:
         (("--max-queue", "-1"), "max-queue"),
     ],
 )
-def test_flags_that_cannot_be_are_misuse(engine: Path, tmp_path: Path, words: Any, told: str) -> None:
+def test_flags_that_cannot_be_are_misuse(engine: Path, tmp_path: Path, words: Any, reported: str) -> None:
     done = verb(engine, "-o", tmp_path / "repo", *words)
     assert done.exit_code == 2
-    assert told in done.output
+    assert reported in done.output
     assert not (tmp_path / "repo").exists()
 
 

@@ -74,7 +74,7 @@ def test_optional_outputs_are_requested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ('{"max_token": 5}', "unknown field `max_token`"),
         ("{", "sampling_parameters is not valid JSON"),
@@ -87,11 +87,11 @@ def test_optional_outputs_are_requested() -> None:
         ('{"model": "m"}', "model: a field of OpenAI's API"),
     ],
 )
-def test_impossible_values_are_refused(values: str, told: str) -> None:
+def test_impossible_values_are_refused(values: str, reported: str) -> None:
     with pytest.raises(ApiError) as error:
         read({"text_input": "A"}, values)
     assert error.value.status == 400
-    assert told in error.value.message
+    assert reported in error.value.message
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", -1])

@@ -63,8 +63,8 @@ def scripted(
 
 
 def _output(ids: list[int], said: list[int]) -> Output:
-    told = [TokenLogprobs(token, -0.1, ((TOKENS.no_speech, -9.0),)) for token in said]
-    return Output(ids, [Answer("", said, "stop", TOKENS.end, told, -0.1)])
+    reported = [TokenLogprobs(token, -0.1, ((TOKENS.no_speech, -9.0),)) for token in said]
+    return Output(ids, [Answer("", said, "stop", TOKENS.end, reported, -0.1)])
 
 
 def _scores(ids: list[int], spacing: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,9 +82,9 @@ def test_a_transcript_is_read_behind_its_frame(checkpoint: Path, llm: LLM, clip:
     assert llm.tokenizer is not None
     words = llm.tokenizer.encode_parts([f" {text}"])
     assert found.samples == ((NAMES.start, NAMES.languages["de"], *TASK, *words, NAMES.end),)
-    heard = LongLogMel(read_audio(clip), MELS, CPU)
-    exact = heard.window(0, heard.num_frames, FRAMES).features
-    assert not exact[:, heard.num_frames :].any()  # as where it is transcribed
+    transcribed = LongLogMel(read_audio(clip), MELS, CPU)
+    exact = transcribed.window(0, transcribed.num_frames, FRAMES).features
+    assert not exact[:, transcribed.num_frames :].any()  # as where it is transcribed
     assert torch.equal(found.features[0], exact)
     short = read(checkpoint, clip.parent / "spoken.jsonl", length=6)
     assert short.samples == (found.samples[0][:6],)
@@ -97,8 +97,8 @@ def test_without_a_transcript_it_is_what_the_model_says(checkpoint: Path, llm: L
     features = found.features[0]
     codes = list(NAMES.languages.values())
     row = llm.logits(Prompt([Input(features), [NAMES.start]]))[0]
-    heard = codes[int(row[codes].argmax())]
-    assert {ids[:4] for ids in found.samples[1::2]} == {(NAMES.start, heard, *TASK)}
+    transcribed = codes[int(row[codes].argmax())]
+    assert {ids[:4] for ids in found.samples[1::2]} == {(NAMES.start, transcribed, *TASK)}
     frame = [NAMES.start, NAMES.languages["fr"], *TASK]
     said = greedy(llm, features, frame, 24 - len(frame))
     assert len(said) > 4
@@ -137,16 +137,16 @@ def test_a_build_on_real_speech(checkpoint: Path, data: Path, tmp_path: Path) ->
     engine = tmp_path / "engine"
     given = {"device": "cpu", "proof": False, "max_seq_len": 8, "calib_samples": 3}
     build(checkpoint, engine, quant=STATIC, calib=data / "audio" / "jfk.flac", **given)
-    told = Manifest.read(engine).calibration
-    assert told is not None
-    assert (told.samples, told.tokens, told.length) == (3, 24, 8)
+    reported = Manifest.read(engine).calibration
+    assert reported is not None
+    assert (reported.samples, reported.tokens, reported.length) == (3, 24, 8)
     assert bool(
         LLM(engine, "cpu").logits(Prompt([Input(torch.randn(MELS, FRAMES)), [NAMES.start]])).isfinite().all()
     )
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "reported"),
     [
         ({"text": "nothing to hear"}, r"1: it names no audio, and this is a speech model"),
         ({"audio": "none.wav"}, r"no such audio file.*none\.wav"),
@@ -159,10 +159,10 @@ def test_a_build_on_real_speech(checkpoint: Path, data: Path, tmp_path: Path) ->
     ],
 )
 def test_records_that_are_no_samples(
-    checkpoint: Path, clip: Path, record: dict[str, Any], told: str, tmp_path: Path
+    checkpoint: Path, clip: Path, record: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
     path = write(clip.parent, record)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         build(checkpoint, tmp_path / "engine", quant=STATIC, calib=path, device="cpu", max_seq_len=24)
     assert not (tmp_path / "engine").exists()
 
@@ -188,7 +188,7 @@ def test_openai_s_file(data: Path, clip: Path, tmp_path: Path) -> None:
     path = write(clip.parent, {"audio": clip.name}, {"audio": clip.name})
     given = {"device": "cpu", "proof": False, "max_seq_len": 12}
     engine = build(file, tmp_path / "engine", quant=STATIC, calib=path, **given)
-    told = Manifest.read(engine).calibration
-    assert told is not None
-    assert told.samples == 2
+    reported = Manifest.read(engine).calibration
+    assert reported is not None
+    assert reported.samples == 2
     assert cache_path(engine).is_file()

@@ -27,16 +27,16 @@ def prompts(**options: Any) -> tuple[list[list[int]], list[list[int]]]:
     """What each window reads between ``<|startofprev|>`` and its start, and what it then says."""
     vocabulary = Vocabulary.of(TOKENS, None, LONGEST)
     given = TranscribeOptions(language="en", temperatures=(0.0,), **options)
-    heard: list[Segment] = []
+    transcribed: list[Segment] = []
     samples = torch.zeros(WINDOWS * 30 * RATE)
-    asking = transcribe_recording(vocabulary, samples, 80, given, heard.append)
+    asking = transcribe_recording(vocabulary, samples, 80, given, transcribed.append)
     read: list[list[int]] = []
     output = None
     while True:
         try:
             asked = next(asking) if output is None else asking.send(output)
         except StopIteration:
-            return read, [segment.tokens for segment in heard]
+            return read, [segment.tokens for segment in transcribed]
         assert isinstance(asked, DecodeRequest)
         sound, ids = asked.prompt.parts
         assert isinstance(sound, Input)
@@ -46,8 +46,8 @@ def prompts(**options: Any) -> tuple[list[list[int]], list[list[int]]]:
         read.append(ids[1:start])
         first, number = TOKENS.first_timestamp, 100 * len(read)
         said = [first, *range(number, number + 7), first + 1500]
-        told = [TokenLogprobs(one, -0.1, ((one, -9.0),)) for one in said]
-        output = Output(ids, [Answer(token_ids=said, text="", finish_reason="stop", logprobs=told)])
+        reported = [TokenLogprobs(one, -0.1, ((one, -9.0),)) for one in said]
+        output = Output(ids, [Answer(token_ids=said, text="", finish_reason="stop", logprobs=reported)])
 
 
 def originals(initial: list[int], said: list[list[int]], carry: bool, condition: bool) -> list[list[int]]:

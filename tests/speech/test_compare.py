@@ -25,22 +25,24 @@ def recordings(clips: list[Path]) -> list[torch.Tensor]:
     return [*samples, torch.zeros(50), long]
 
 
-def heard(
+def transcribed(
     whisper: Path, kind: str, batch: int, recordings: list[Any], options: TranscribeOptions
 ) -> list[SideTranscript]:
-    with open_speech_side(SideSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as listener:
-        return listener.transcribe(recordings, [options] * len(recordings))
+    with open_speech_side(SideSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as transcriber:
+        return transcriber.transcribe(recordings, [options] * len(recordings))
 
 
 @pytest.mark.stays("options1")
 @pytest.mark.parametrize("options", [{}, {"timestamps": False}])
 @pytest.mark.slow
-def test_both_hear_the_same(whisper: Path, recordings: list[torch.Tensor], options: dict[str, Any]) -> None:
+def test_both_transcribe_the_same(
+    whisper: Path, recordings: list[torch.Tensor], options: dict[str, Any]
+) -> None:
     asked = TranscribeOptions(temperatures=(0.0,), max_new_tokens=12, **options)
     given = recordings if asked.timestamps else recordings[:-1]
-    ours = heard(whisper, "ingot", 4, given, asked)
+    ours = transcribed(whisper, "ingot", 4, given, asked)
     for batch in (1, 3):
-        theirs = heard(whisper, HUGGINGFACE, batch, given, asked)
+        theirs = transcribed(whisper, HUGGINGFACE, batch, given, asked)
         assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
         assert [one.text for one in ours] == [one.text for one in theirs]
         assert ours[0].language == theirs[0].language
@@ -57,9 +59,9 @@ def test_what_the_class_lacks(whisper: Path, recordings: list[torch.Tensor]) -> 
         ({"clip_timestamps": (1.0, 2.0)}, "clip_timestamps"),
         ({"word_timestamps": True, "hallucination_silence_threshold": 1.0}, "word_timestamps"),
     ]
-    for options, told in lacking:
-        with raises_shown(RequestError, told):
-            heard(whisper, HUGGINGFACE, 1, recordings[-1:], TranscribeOptions(**options))
+    for options, reported in lacking:
+        with raises_shown(RequestError, reported):
+            transcribed(whisper, HUGGINGFACE, 1, recordings[-1:], TranscribeOptions(**options))
 
 
 def test_the_verb(whisper: Path, clips: list[Path], tmp_path: Path) -> None:

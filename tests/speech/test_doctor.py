@@ -130,13 +130,23 @@ def test_the_planted_layer_is_the_most_sensitive(
 
 def test_the_mix_builds(found: Diagnosis, whisper: Path, manifest: Path, tmp_path: Path) -> None:
     budget = 0.3 * found.uniform["w4a16"].measured
-    out, told = tmp_path / "mixed.yaml", tmp_path / "found.json"
-    words = ("--data", manifest, *USUAL, "--budget", f"kl_mean={budget}", "--out", out, "--json-file", told)
+    out, reported = tmp_path / "mixed.yaml", tmp_path / "found.json"
+    words = (
+        "--data",
+        manifest,
+        *USUAL,
+        "--budget",
+        f"kl_mean={budget}",
+        "--out",
+        out,
+        "--json-file",
+        reported,
+    )
     shown = ingot("doctor", whisper, *words)
     assert shown.exit_code == 0, shown.output
     for text in ("summed by layer", "encoder.layers.0", "encoder_attn.kv_proj", "encoder.qkv_proj"):
         assert text in shown.stdout
-    record = json.loads(told.read_text())
+    record = json.loads(reported.read_text())
     assert set(record["encoder_layers"]) == {"encoder.layers.0", "encoder.layers.1"}
     assert set(record["decoder_layers"]) == {"layers.0", "layers.1"}
     assert record["chosen"]["kl_measured"] <= budget
@@ -161,7 +171,7 @@ def test_a_half_is_one_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "reported"),
     [
         ({"text": "5 9"}, "no audio with its text"),
         ({"audio": "CLIP", "text": "5 9"}, "does not say its language"),
@@ -172,7 +182,7 @@ def test_a_half_is_one_pattern() -> None:
     ],
 )
 def test_recordings_that_do_not_serve(
-    record: dict[str, str], told: str, whisper: Path, clips: list[Path], tmp_path: Path
+    record: dict[str, str], reported: str, whisper: Path, clips: list[Path], tmp_path: Path
 ) -> None:
     import soundfile
 
@@ -182,7 +192,7 @@ def test_recordings_that_do_not_serve(
     data.write_text(json.dumps(record) + "\n")
     shown = ingot("doctor", whisper, "--data", data, *USUAL, "--out", tmp_path / "mixed.yaml")
     assert shown.exit_code == 2, shown.output
-    assert told in " ".join(shown.stderr.split())
+    assert reported in " ".join(shown.stderr.split())
     assert not (tmp_path / "mixed.yaml").exists()
 
 

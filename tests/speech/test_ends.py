@@ -75,7 +75,7 @@ def test_words_are_cut_with_their_segment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clips", "heard"),
+    ("clips", "transcribed"),
     [
         ((0, 5, 5, 8), [(0.0, 5.0), (5.0, 8.0)]),  # touching
         ((0, 5, 5, 5, 6), [(0.0, 5.0), (6.0, 10.0)]),  # one of no length
@@ -86,11 +86,11 @@ def test_words_are_cut_with_their_segment() -> None:
         ((), [(0.0, 10.0)]),
     ],
 )
-def test_clips(clips: Any, heard: list[tuple[float, float]]) -> None:
-    said = [[at(0.0), 5, at(30.0)]] * len(heard)
+def test_clips(clips: Any, transcribed: list[tuple[float, float]]) -> None:
+    said = [[at(0.0), 5, at(30.0)]] * len(transcribed)
     found, asked = scripted(said, 10.0, clip_timestamps=clips)
-    assert [(one.start, one.end) for one in found.segments] == heard
-    assert len(asked) == len(heard)
+    assert [(one.start, one.end) for one in found.segments] == transcribed
+    assert len(asked) == len(transcribed)
 
 
 def test_clips_that_touch_are_chunks_too(whisper: Path) -> None:

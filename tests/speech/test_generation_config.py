@@ -23,8 +23,8 @@ VOCAB = 51865
 
 
 def vocabulary(tokenizer: Tokenizer | None, **generation: Any) -> Vocabulary:
-    told = SpeechGeneration.of(generation, VOCAB)
-    return Vocabulary.of(SpeechTokens.of_vocabulary(VOCAB), tokenizer, 448, told)
+    reported = SpeechGeneration.of(generation, VOCAB)
+    return Vocabulary.of(SpeechTokens.of_vocabulary(VOCAB), tokenizer, 448, reported)
 
 
 def test_without_a_word_they_are_the_originals(tokenizers: dict[str, Tokenizer]) -> None:

@@ -148,12 +148,12 @@ def test_token_timestamps(both: Both) -> None:
     both.theirs.set_attn_implementation("eager")
     torch.manual_seed(3)
     chosen = {"language": "en", "task": "transcribe"} if both.tokens.multilingual else {}
-    told = both.theirs.generate(
+    reported = both.theirs.generate(
         features[None], return_token_timestamps=True, return_dict_in_generate=True, max_new_tokens=40,
         do_sample=True, num_beams=1, **chosen,
     )  # fmt: skip
     both.theirs.set_attn_implementation(kept)
-    ids, wanted = told["sequences"][0].tolist(), told["token_timestamps"][0]
+    ids, wanted = reported["sequences"][0].tolist(), reported["token_timestamps"][0]
     first = len(both.tokens.prompt("en", "transcribe", timestamps=False))
     _, scores = both.ours.llm.cross_attention(Prompt([Input(features), ids]), heads)
     rows, positions = warp(-smoothed(scores[first:-1].softmax(-1).transpose(0, 1)).double().numpy())

@@ -94,9 +94,9 @@ def test_a_file_is_run_described_and_planned_as_it_is(both: Both) -> None:
     wanted = both.model(features[None], decoder_input_ids=torch.tensor([[50258, 5, 6]])).logits[0].detach()
     found = t.logits(features, [50258, 5, 6])
     assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-4
-    told = describe(both.file)
-    assert (told.kind, told.bytes_on_disk) == ("checkpoint", both.file.stat().st_size)
-    assert told.num_parameters == describe(both.folder).num_parameters == both.model.num_parameters()
+    reported = describe(both.file)
+    assert (reported.kind, reported.bytes_on_disk) == ("checkpoint", both.file.stat().st_size)
+    assert reported.num_parameters == describe(both.folder).num_parameters == both.model.num_parameters()
     assert read_setting(str(both.file)) == read_setting(str(both.folder))
 
 

@@ -222,8 +222,8 @@ def rules(vocabulary: Vocabulary, **options: Any) -> Any:
 
 def test_a_window_begins_as_late_as_it_may() -> None:
     """Without a word from the checkpoint and with one; the original takes 0 for no limit."""
-    told = SpeechGeneration.of({"max_initial_timestamp_index": 3}, 51865)
-    for vocabulary, default in ((plain_vocabulary(), 50), (Vocabulary.of(TOKENS, None, 448, told), 3)):
+    reported = SpeechGeneration.of({"max_initial_timestamp_index": 3}, 51865)
+    for vocabulary, default in ((plain_vocabulary(), 50), (Vocabulary.of(TOKENS, None, 448, reported), 3)):
         found = [
             rules(vocabulary, max_initial_timestamp=seconds).last_first for seconds in (1.0, 0.5, 2, 0, None)
         ]
@@ -266,9 +266,9 @@ def test_a_language_is_the_likeliest_of_the_first_window() -> None:
         (english, math.log(0.2)),
         (french, -9.0),
     )
-    told = [TokenLogprobs(german, math.log(0.7), likely)]
+    reported = [TokenLogprobs(german, math.log(0.7), likely)]
     with pytest.raises(StopIteration) as ended:
-        asking.send(Output([], [Answer("", [german], "length", logprobs=told)]))
+        asking.send(Output([], [Answer("", [german], "length", logprobs=reported)]))
     found = ended.value.value
     assert list(found) == ["de", "en", "fr"]
     assert list(found.values()) == pytest.approx([0.7, 0.2, math.exp(-9.0)])

@@ -20,7 +20,7 @@ from ingot.speech.transcriber import Transcriber
 from ingot.speech.transcript_writers import WRITERS
 from tests.e2e.terminal import ingot
 from tests.serve.client import ROOT, Server, started
-from tests.serve.recordings import TRANSLATE, hear, streamed
+from tests.serve.recordings import TRANSLATE, streamed, transcribe
 
 TALKS = ROOT / "examples" / "speech"
 MODEL = ROOT / "models" / "pocket-whisper"
@@ -31,7 +31,7 @@ NAME = "pocket-whisper"
 WHOLE = pytest.mark.parametrize(
     ("said", "transcribed"),
     [
-        pytest.param("briefs", "heard", id="briefs"),
+        pytest.param("briefs", "brief_transcripts", id="briefs"),
         pytest.param("talks", "found", id="whole", marks=pytest.mark.slow),
     ],
 )
@@ -88,7 +88,7 @@ def found(transcriber: Transcriber, talks: list[Talk]) -> list[Transcript]:
 
 
 @pytest.fixture(scope="module")
-def heard(transcriber: Transcriber, briefs: list[Talk]) -> list[Transcript]:
+def brief_transcripts(transcriber: Transcriber, briefs: list[Talk]) -> list[Transcript]:
     found = [transcriber(talk.path) for talk in briefs]
     assert all(BRIEF < one.duration < BRIEF + 10 for one in found)
     return found
@@ -190,17 +190,17 @@ def _seconds(clock: str) -> float:
 
 
 @pytest.mark.slow
-def test_over_http(server: Server, briefs: list[Talk], heard: list[Transcript]) -> None:
+def test_over_http(server: Server, briefs: list[Talk], brief_transcripts: list[Transcript]) -> None:
     english, german = briefs
-    told = hear(server, german.path.read_bytes(), model=NAME, response_format="verbose_json").json
-    assert told["language"] == "german"
-    segments = told["segments"]
+    reported = transcribe(server, german.path.read_bytes(), model=NAME, response_format="verbose_json").json
+    assert reported["language"] == "german"
+    segments = reported["segments"]
     check([one["text"] for one in segments], [(one["start"], one["end"]) for one in segments], german)
-    assert told["text"] == heard[1].text.strip()
+    assert reported["text"] == brief_transcripts[1].text.strip()
     *deltas, done = streamed(server, english.path.read_bytes(), model=NAME)
-    assert "".join(one["delta"] for one in deltas) == done["text"] == heard[0].text.strip()
-    told = hear(server, german.path.read_bytes(), TRANSLATE, model=NAME, response_format="srt")
-    assert "In June Max drives from Geneva to Leipzig for fourteen years." in told.data.decode()
+    assert "".join(one["delta"] for one in deltas) == done["text"] == brief_transcripts[0].text.strip()
+    reported = transcribe(server, german.path.read_bytes(), TRANSLATE, model=NAME, response_format="srt")
+    assert "In June Max drives from Geneva to Leipzig for fourteen years." in reported.data.decode()
 
 
 @pytest.mark.slow
@@ -211,6 +211,6 @@ def test_hugging_face_says_the_same(briefs: list[Talk], tmp_path: Path, place: i
     data.write_text(json.dumps({"audio": str(talk.path), "text": talk.text, "language": talk.language}))
     shown = ingot("eval", "wer", MODEL, "--data", data, "--against", "hf", "--device", "cpu", "--json")
     assert shown.exit_code == 0, shown.stderr
-    told = json.loads(shown.stdout)
-    assert told["agreement"]["same_tokens"] == told["agreement"]["answers"] == 1
-    assert [side["metrics"]["wer"] <= MOST_WRONG for side in told["sides"]] == [True, True]
+    reported = json.loads(shown.stdout)
+    assert reported["agreement"]["same_tokens"] == reported["agreement"]["answers"] == 1
+    assert [side["metrics"]["wer"] <= MOST_WRONG for side in reported["sides"]] == [True, True]

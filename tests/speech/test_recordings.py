@@ -43,23 +43,25 @@ ONE_PASS: dict[str, Any] = {"language": "en", "temperatures": (0.0,), "no_speech
 
 
 @pytest.fixture(scope="module")
-def hearing(tmp_path_factory: pytest.TempPathFactory) -> Transcriber:
+def transcriber(tmp_path_factory: pytest.TempPathFactory) -> Transcriber:
     """Of one layer, whose windows have few tokens."""
     return opened(tmp_path_factory.mktemp("turbo"), "turbo", positions=64).ours
 
 
-def told(segments: Iterable[Segment]) -> list[tuple[float, float, list[int], list[tuple[str, float, float]]]]:
+def reported(
+    segments: Iterable[Segment],
+) -> list[tuple[float, float, list[int], list[tuple[str, float, float]]]]:
     """Without probabilities, whose last digits depend on what else a step computes."""
     return [(s.start, s.end, s.tokens, [(w.text, w.start, w.end) for w in s.words or []]) for s in segments]
 
 
 @pytest.mark.stays("False")
 @pytest.mark.parametrize("words", [False, True])
-def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -> None:
+def test_chunks_are_recordings_of_their_own(transcriber: Transcriber, words: bool) -> None:
     samples, spans = noise(70.0), [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
     options = ONE_PASS | {"word_timestamps": words}
-    found = hearing(samples, chunked=True, vad=lambda _: spans, **options)
-    alone = [hearing(samples[int(a * RATE) : int(b * RATE)], **options) for a, b in spans]
+    found = transcriber(samples, chunked=True, vad=lambda _: spans, **options)
+    alone = [transcriber(samples[int(a * RATE) : int(b * RATE)], **options) for a, b in spans]
     assert found.duration == 70.0
     assert [s.tokens for s in found.segments] == [s.tokens for one in alone for s in one.segments]
     assert [s.id for s in found.segments] == list(range(len(found.segments)))
@@ -72,13 +74,13 @@ def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -
     seeks = [s.seek + round(a * 100) for (a, _), one in zip(spans, alone, strict=True) for s in one.segments]
     assert [s.seek for s in found.segments] == seeks
     assert words == any(s.words for s in found.segments)
-    streamed = hearing.stream(samples, chunked=True, vad=lambda _: spans, **options)
-    assert told(streamed) == told(found.segments)
+    streamed = transcriber.stream(samples, chunked=True, vad=lambda _: spans, **options)
+    assert reported(streamed) == reported(found.segments)
 
 
 @pytest.mark.parametrize("given", [None, "de"])
 def test_chunks_have_one_language(
-    given: str | None, hearing: Transcriber, monkeypatch: pytest.MonkeyPatch
+    given: str | None, transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one's, unless it is known."""
     seen: list[str | None] = []
@@ -89,27 +91,27 @@ def test_chunks_have_one_language(
 
     monkeypatch.setattr(Transcriber, "_one_by_one", note)
     spans = [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
-    found = hearing(noise(70.0), chunked=True, vad=lambda _: spans, language=given)
+    found = transcriber(noise(70.0), chunked=True, vad=lambda _: spans, language=given)
     assert found.language is not None
     assert found.language == (given or found.language)
     assert seen == [found.language] * 3
 
 
-def test_nobody_speaks(hearing: Transcriber) -> None:
-    found = hearing(torch.zeros(40 * RATE), chunked=True, vad=lambda _: [])
+def test_nobody_speaks(transcriber: Transcriber) -> None:
+    found = transcriber(torch.zeros(40 * RATE), chunked=True, vad=lambda _: [])
     assert (found.segments, found.text, found.duration, found.language) == ([], "", 40.0, None)
     assert WRITERS["vtt"](found) == "WEBVTT\n"
 
 
-def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
+def test_clips_are_all_that_is_transcribed(transcriber: Transcriber) -> None:
     samples = noise(50.0)
-    found = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), **ONE_PASS)
+    found = transcriber(samples, clip_timestamps=(10.0, 14.0, 40.0), **ONE_PASS)
     starts = [segment.start for segment in found.segments]
     assert starts
     assert all(start >= 10.0 for start in starts)
-    chunks = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), chunked=True, **ONE_PASS)
+    chunks = transcriber(samples, clip_timestamps=(10.0, 14.0, 40.0), chunked=True, **ONE_PASS)
     assert all(10.0 <= s.start <= s.end <= 14.0 or s.start >= 40.0 for s in chunks.segments)
-    assert hearing(samples, clip_timestamps=(60.0,), **ONE_PASS).segments == []
+    assert transcriber(samples, clip_timestamps=(60.0,), **ONE_PASS).segments == []
 
 
 @pytest.mark.parametrize(
@@ -126,16 +128,18 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
         ({"beam_size": 64}, "beam_size"),
     ],
 )
-def test_options_that_nobody_could_follow(hearing: Transcriber, options: dict[str, Any], flag: str) -> None:
+def test_options_that_nobody_could_follow(
+    transcriber: Transcriber, options: dict[str, Any], flag: str
+) -> None:
     with pytest.raises(RequestError) as caught:
-        hearing(noise(1.0), **options)
+        transcriber(noise(1.0), **options)
     assert caught.value.field == flag
 
 
-def test_files_share_steps_and_give_what_they_give_alone(hearing: Transcriber) -> None:
+def test_files_share_steps_and_give_what_they_give_alone(transcriber: Transcriber) -> None:
     sounds, steps = [noise(4.0 + i, seed=i) for i in range(6)], []
-    alone = [told(hearing(one, **ONE_PASS).segments) for one in sounds]
-    runner = hearing.llm.executor.runner
+    alone = [reported(transcriber(one, **ONE_PASS).segments) for one in sounds]
+    runner = transcriber.llm.executor.runner
     run = runner.run
 
     def counted(step: Any) -> torch.Tensor:
@@ -144,19 +148,19 @@ def test_files_share_steps_and_give_what_they_give_alone(hearing: Transcriber) -
 
     runner.run = counted  # type: ignore[method-assign]
     try:
-        assert [told(one.segments) for one in hearing.batch(sounds, **ONE_PASS)] == alone
+        assert [reported(one.segments) for one in transcriber.batch(sounds, **ONE_PASS)] == alone
     finally:
         runner.run = run  # type: ignore[method-assign]
     assert max(steps) >= 5
     assert sum(steps) > 2 * len(steps), "most steps serve several files"
 
 
-def test_one_bad_file_of_many_ends_all_with_its_own_error(hearing: Transcriber, tmp_path: Path) -> None:
+def test_one_bad_file_of_many_ends_all_with_its_own_error(transcriber: Transcriber, tmp_path: Path) -> None:
     bad = tmp_path / "words.wav"
     bad.write_text("no audio, but text")
     before = threading.active_count()
     with pytest.raises(RequestError, match=r"no audio.*words\.wav"):
-        hearing.batch([noise(60.0), noise(60.0, seed=2), bad], **ONE_PASS)
+        transcriber.batch([noise(60.0), noise(60.0, seed=2), bad], **ONE_PASS)
     deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:  # what is under way ends
         time.sleep(0.01)
@@ -167,44 +171,44 @@ def test_one_bad_file_of_many_ends_all_with_its_own_error(hearing: Transcriber, 
     "options", [{}, {"word_timestamps": True}, {"chunked": True, "vad": lambda _: [(0, 0.1)]}]
 )
 @pytest.mark.parametrize("seconds", [0.1, 0.005, 0.0])
-def test_a_tenth_of_a_second(hearing: Transcriber, seconds: float, options: dict[str, Any]) -> None:
+def test_a_tenth_of_a_second(transcriber: Transcriber, seconds: float, options: dict[str, Any]) -> None:
     if seconds < 0.1 and "vad" in options:
         options = options | {"vad": lambda _: []}
-    found = hearing(noise(1.0)[: int(seconds * RATE)], **ONE_PASS, **options)
+    found = transcriber(noise(1.0)[: int(seconds * RATE)], **ONE_PASS, **options)
     assert found.duration == pytest.approx(seconds, abs=1e-4)
     assert all(segment.end <= 30 for segment in found.segments)
     if seconds < 0.01:  # no frame of features
         assert (found.segments, found.text) == ([], "")
 
 
-def test_two_channels_at_48_khz(hearing: Transcriber, tmp_path: Path) -> None:
+def test_two_channels_at_48_khz(transcriber: Transcriber, tmp_path: Path) -> None:
     """What both say on average, and neither alone."""
     both = np.stack([noise(3.0, seed=seed).repeat_interleave(3).numpy() for seed in (1, 2)], axis=1)
     soundfile.write(tmp_path / "stereo.wav", both, 48_000, subtype="FLOAT")
-    found = hearing(tmp_path / "stereo.wav", **ONE_PASS)
+    found = transcriber(tmp_path / "stereo.wav", **ONE_PASS)
     wanted, left, right = (
-        hearing(soxr.resample(channel, 48_000, RATE), **ONE_PASS) for channel in (both.mean(1), *both.T)
+        transcriber(soxr.resample(channel, 48_000, RATE), **ONE_PASS) for channel in (both.mean(1), *both.T)
     )
     assert found.duration == 3.0
-    assert told(found.segments) == told(wanted.segments)
-    assert told(found.segments) not in (told(left.segments), told(right.segments))
+    assert reported(found.segments) == reported(wanted.segments)
+    assert reported(found.segments) not in (reported(left.segments), reported(right.segments))
 
 
-def test_whatever_holds_a_recording_is_heard(hearing: Transcriber, tmp_path: Path) -> None:
+def test_whatever_holds_a_recording_is_transcribed(transcriber: Transcriber, tmp_path: Path) -> None:
     """Paths, bytes, open files and samples of several types; of integers the type says the scale."""
     path = tmp_path / "clip.wav"
     integers = (noise(2.0) * 32767).to(torch.int16)
     soundfile.write(path, integers.numpy(), RATE)
-    wanted = told(hearing(path, **ONE_PASS).segments)
+    wanted = reported(transcriber(path, **ONE_PASS).segments)
     data, floats = path.read_bytes(), integers.float() / 32768
     for source in (
         *(str(path), data, bytearray(data), memoryview(data), io.BytesIO(data)),
         *(integers, integers.numpy(), integers.numpy().astype(np.int32) << 16),
         *(floats, floats.numpy(), floats.double(), floats.numpy().astype(np.float64), floats.tolist()),
     ):
-        assert told(hearing(source, **ONE_PASS).segments) == wanted, type(source)
+        assert reported(transcriber(source, **ONE_PASS).segments) == wanted, type(source)
     with path.open("rb") as file:
-        assert [told(one.segments) for one in hearing.batch([file, path], **ONE_PASS)] == [wanted] * 2
+        assert [reported(one.segments) for one in transcriber.batch([file, path], **ONE_PASS)] == [wanted] * 2
     refused: list[Any] = [
         None,
         7,
@@ -216,26 +220,26 @@ def test_whatever_holds_a_recording_is_heard(hearing: Transcriber, tmp_path: Pat
     ]
     for bad in refused:
         with pytest.raises(RequestError):
-            hearing(bad, **ONE_PASS)
+            transcriber(bad, **ONE_PASS)
 
 
-def test_a_file_that_was_cut_off(hearing: Transcriber, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off(transcriber: Transcriber, tmp_path: Path) -> None:
     path = tmp_path / "cut.wav"
     soundfile.write(path, noise(10.0).numpy(), RATE)
     path.write_bytes(path.read_bytes()[: 4 * RATE])
     ways: list[Callable[..., object]] = [
-        lambda **more: hearing(path, **ONE_PASS, **more),
-        lambda **more: hearing.batch([path], **ONE_PASS, **more)[0],
-        lambda **more: list(hearing.stream(path, **ONE_PASS, **more)),
+        lambda **more: transcriber(path, **ONE_PASS, **more),
+        lambda **more: transcriber.batch([path], **ONE_PASS, **more)[0],
+        lambda **more: list(transcriber.stream(path, **ONE_PASS, **more)),
     ]
-    for hear in ways:
+    for transcribe in ways:
         with pytest.raises(RequestError, match=r"ends early.*cut\.wav: 2\.0 of 10\.0 s.*allow_truncated"):
-            hear()
-        assert hear(allow_truncated=True)
-    assert hearing(path, **ONE_PASS, allow_truncated=True).duration == pytest.approx(2.0, abs=0.01)
-    *_, (_, error) = transcribe_each(hearing, [path], **ONE_PASS)
+            transcribe()
+        assert transcribe(allow_truncated=True)
+    assert transcriber(path, **ONE_PASS, allow_truncated=True).duration == pytest.approx(2.0, abs=0.01)
+    *_, (_, error) = transcribe_each(transcriber, [path], **ONE_PASS)
     assert "allow_truncated" in str(error)
-    *_, (_, found) = transcribe_each(hearing, [path], **ONE_PASS, allow_truncated=True)
+    *_, (_, found) = transcribe_each(transcriber, [path], **ONE_PASS, allow_truncated=True)
     assert isinstance(found, Transcript)
     assert found.duration == pytest.approx(2.0, abs=0.01)
 
@@ -253,7 +257,7 @@ def test_features_of_a_part_are_those_of_the_whole(seconds: float) -> None:
 
 
 def test_every_feature_is_made_beside_the_steps(
-    hearing: Transcriber, monkeypatch: pytest.MonkeyPatch
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the engine's device, on its stream for features: never inside of a step, never elsewhere."""
     inside, transforms, devices = threading.local(), [], []
@@ -271,14 +275,14 @@ def test_every_feature_is_made_beside_the_steps(
         transforms.append(getattr(inside, "yes", False))
         return stft(*args, **named)
 
-    wanted = hearing(noise(70.0), **ONE_PASS)
+    wanted = transcriber(noise(70.0), **ONE_PASS)
     monkeypatch.setattr(log_mel_module, "beside", watched)
     monkeypatch.setattr(torch, "stft", transform)
-    assert told(hearing(noise(70.0), **ONE_PASS).segments) == told(wanted.segments)
-    assert hearing(noise(3.0), chunked=True, vad=lambda _: [(0, 1), (2, 3)], temperatures=(0.0,)).language
+    assert reported(transcriber(noise(70.0), **ONE_PASS).segments) == reported(wanted.segments)
+    assert transcriber(noise(3.0), chunked=True, vad=lambda _: [(0, 1), (2, 3)], temperatures=(0.0,)).language
     assert len(transforms) > 3
     assert all(transforms)
-    assert set(devices) == {hearing.llm.engine.device}
+    assert set(devices) == {transcriber.llm.engine.device}
 
 
 @pytest.mark.gpu
@@ -342,13 +346,16 @@ def held(rules: TranscriptRules, output: list[int], row: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-def test_a_beam_tells_the_log_probability_of_its_text(hearing: Transcriber, beams: int) -> None:
-    features, names = log_mel(noise(30.0), 128), hearing.vocabulary.tokens
+def test_a_beam_tells_the_log_probability_of_its_text(transcriber: Transcriber, beams: int) -> None:
+    features, names = log_mel(noise(30.0), 128), transcriber.vocabulary.tokens
     options = TranscribeOptions(language="en", temperatures=(0.0,), beam_size=beams)
-    found = hearing.decode(features, **options.to_json())
+    found = transcriber.decode(features, **options.to_json())
     start = names.prompt("en", "transcribe", timestamps=True)
     ids = [*start, *found.tokens, names.end]
-    logits, rules = hearing.logits(features, ids), hearing.vocabulary.rules(options, framed=len(start) - 1)
+    logits, rules = (
+        transcriber.logits(features, ids),
+        transcriber.vocabulary.rules(options, framed=len(start) - 1),
+    )
     assert found.no_speech_prob == pytest.approx(float(logits[0].softmax(0)[rules.no_speech]), rel=1e-4)
     total, ended = 0.0, len(found.logprobs) > len(found.tokens)
     for place in range(len(start) - 1, len(ids) - 2 + ended):
@@ -359,35 +366,35 @@ def test_a_beam_tells_the_log_probability_of_its_text(hearing: Transcriber, beam
 
 @pytest.mark.parametrize("options", [{}, {"beam_size": 2}, {"temperatures": (0.5,), "best_of": 2}])
 def test_a_window_that_ends_at_once_says_nothing(
-    hearing: Transcriber, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Checkpoints may allow it. How likely silence is, is still known."""
-    features, vocabulary = log_mel(noise(30.0), 128), hearing.vocabulary
+    features, vocabulary = log_mel(noise(30.0), 128), transcriber.vocabulary
     options = {"language": "en", "temperatures": (0.0,), "timestamps": False, **options}
-    wanted = hearing.decode(features, **options).no_speech_prob
+    wanted = transcriber.decode(features, **options).no_speech_prob
     free = dataclasses.replace(vocabulary, begin_suppressed=())
-    monkeypatch.setattr(hearing, "vocabulary", free)
+    monkeypatch.setattr(transcriber, "vocabulary", free)
     end = vocabulary.tokens.end
     others = tuple(token for token in range(vocabulary.tokens.first_timestamp) if token != end)
-    found = hearing.decode(features, suppress=others, **options)
+    found = transcriber.decode(features, suppress=others, **options)
     assert (found.tokens, found.text, found.avg_logprob) == ([], "", pytest.approx(0.0, abs=1e-6))
     assert found.no_speech_prob == pytest.approx(wanted, rel=1e-4)
 
 
-def test_attention_is_read_in_chunks_as_at_once(hearing: Transcriber, tmp_path: Path) -> None:
-    names = hearing.vocabulary.tokens
+def test_attention_is_read_in_chunks_as_at_once(transcriber: Transcriber, tmp_path: Path) -> None:
+    names = transcriber.vocabulary.tokens
     features, heads = log_mel(noise(30.0), 128), [(0, 3), (0, 0)]
     ids = [*names.prompt("en", "transcribe", timestamps=False), *range(100, 130), names.end]
     prompt = Prompt([Input(features), ids])
-    logprobs, scores = hearing.llm.cross_attention(prompt, heads, below=names.end)
+    logprobs, scores = transcriber.llm.cross_attention(prompt, heads, below=names.end)
     assert (logprobs.shape, scores.shape) == ((len(ids) - 1,), (len(ids), 2, 1500))
     assert (logprobs == -torch.inf).tolist() == [token >= names.end for token in ids[1:]]
-    wanted = hearing.logits(features, ids)[3:33, : names.end].log_softmax(-1)
+    wanted = transcriber.logits(features, ids)[3:33, : names.end].log_softmax(-1)
     torch.testing.assert_close(logprobs[3:33], wanted[range(30), ids[4:34]], rtol=0, atol=1e-4)
-    scheduler = hearing.llm.executor.scheduler
+    scheduler = transcriber.llm.executor.scheduler
     budget, scheduler.token_budget = scheduler.token_budget, 7
     try:
-        again = hearing.llm.cross_attention(prompt, heads[::-1], below=names.end)
+        again = transcriber.llm.cross_attention(prompt, heads[::-1], below=names.end)
     finally:
         scheduler.token_budget = budget
     torch.testing.assert_close(again[1].flip(1), scores, rtol=0, atol=1e-4)
@@ -395,12 +402,12 @@ def test_attention_is_read_in_chunks_as_at_once(hearing: Transcriber, tmp_path: 
 
 
 @pytest.mark.parametrize("heads", [[], [(1, 0)], [(0, 4)], [(-1, 0)]])
-def test_heads_that_are_not_there(hearing: Transcriber, heads: list[tuple[int, int]]) -> None:
+def test_heads_that_are_not_there(transcriber: Transcriber, heads: list[tuple[int, int]]) -> None:
     prompt = Prompt([Input(log_mel(noise(2.0), 128)), [1, 2]])
     with pytest.raises(RequestError, match="layer 0 to 0, head 0 to 3"):
-        hearing.llm.cross_attention(prompt, heads)
+        transcriber.llm.cross_attention(prompt, heads)
     with pytest.raises(RequestError, match="no cross-attention"):
-        hearing.llm.cross_attention([1, 2], [(0, 0)])
+        transcriber.llm.cross_attention([1, 2], [(0, 0)])
 
 
 @pytest.mark.stays("1-int8", "2-fp8")
@@ -411,9 +418,9 @@ def test_caches_in_8_bits(whisper: Path, clips: list[Path], cache: str, beams: i
     runtime = RuntimeConfig(kv_dtype=cache)  # type: ignore[arg-type]
     narrow = Transcriber(whisper, "cpu", runtime=runtime, max_batch_size=4)
     options = ONE_PASS | {"max_new_tokens": 6, "beam_size": beams, "word_timestamps": True}
-    alone = [told(narrow(clip, **options).segments) for clip in clips]
+    alone = [reported(narrow(clip, **options).segments) for clip in clips]
     assert any(alone)
-    assert [told(one.segments) for one in narrow.batch(clips, **options)] == alone
+    assert [reported(one.segments) for one in narrow.batch(clips, **options)] == alone
     names = narrow.vocabulary.tokens
     ids = [*names.prompt("en", "transcribe", timestamps=False), *range(100, 110), names.end]
     prompt, heads = Prompt([Input(log_mel(noise(30.0), 80)), ids]), [(0, 3), (1, 0)]
@@ -422,15 +429,15 @@ def test_caches_in_8_bits(whisper: Path, clips: list[Path], cache: str, beams: i
     assert 1e-5 < float((scores - wide).norm() / wide.norm()) < (0.02 if cache == "int8" else 0.1)
 
 
-def test_samples_whose_power_is_no_number(hearing: Transcriber) -> None:
+def test_samples_whose_power_is_no_number(transcriber: Transcriber) -> None:
     with pytest.raises(RequestError, match="out of range"):
-        hearing(noise(1.0) * 1e25, **ONE_PASS)
+        transcriber(noise(1.0) * 1e25, **ONE_PASS)
     with pytest.raises(RequestError, match="too loud"):
         LongLogMel(noise(1.0) * 1e25, 80, torch.device("cpu"))
 
 
-def test_minus_one_suppresses_what_is_not_speech(hearing: Transcriber) -> None:
-    vocabulary = dataclasses.replace(hearing.vocabulary, suppressed=(7, 9))
+def test_minus_one_suppresses_what_is_not_speech(transcriber: Transcriber) -> None:
+    vocabulary = dataclasses.replace(transcriber.vocabulary, suppressed=(7, 9))
     by_default = vocabulary.rules(TranscribeOptions())
     assert vocabulary.rules(TranscribeOptions(suppress=(-1,))) == by_default
     assert vocabulary.rules(TranscribeOptions(suppress=(5, -1))).suppressed == (5, *by_default.suppressed)
@@ -450,11 +457,11 @@ def test_an_engine_of_a_shorter_length_takes_all_that_is_said_before(tmp_path: P
 
 
 @pytest.mark.parametrize(("penalty", "text"), [(0.0, "1"), (1.0, "1 2 3")])
-def test_answers_are_compared_over_their_length(hearing: Transcriber, penalty: float, text: str) -> None:
+def test_answers_are_compared_over_their_length(transcriber: Transcriber, penalty: float, text: str) -> None:
     def answer(tokens: list[int], logprob: float) -> Answer:
-        told = [TokenLogprobs(token, logprob, ((token, logprob),)) for token in tokens]
-        return Answer(token_ids=tokens, text="", finish_reason="stop", logprobs=told)
+        reported = [TokenLogprobs(token, logprob, ((token, logprob),)) for token in tokens]
+        return Answer(token_ids=tokens, text="", finish_reason="stop", logprobs=reported)
 
-    vocabulary = dataclasses.replace(hearing.vocabulary, tokenizer=None)
+    vocabulary = dataclasses.replace(transcriber.vocabulary, tokenizer=None)
     best = _best(vocabulary, [answer([1], -0.9), answer([1, 2, 3], -0.6)], 0.5, 0.0, penalty)
     assert best.text == text

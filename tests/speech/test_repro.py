@@ -31,7 +31,7 @@ PLACES = [("decoder", 0, 0), ("decoder", 1, 3), ("encoder", 0, 0), ("encoder", 1
 KV8: dict[str, Any] = {"runtime": RuntimeConfig(kv_dtype="int8")}
 
 
-def heard(seed: int = 0, frames: int = 66) -> Prompt:
+def transcribed(seed: int = 0, frames: int = 66) -> Prompt:
     features = torch.randn(8, frames, generator=torch.Generator().manual_seed(seed))
     return Prompt([Input(features), IDS])
 
@@ -47,7 +47,7 @@ def llm(tiny_checkpoint: Path) -> LLM:
 
 @pytest.mark.parametrize(("half", "layer", "step"), PLACES)
 def test_round_trip(llm: LLM, tmp_path: Path, half: str, layer: int, step: int) -> None:
-    captured = capture_layer(llm, heard(), layer, step, half=half)
+    captured = capture_layer(llm, transcribed(), layer, step, half=half)
     write_bundle(tmp_path / "b.safetensors", captured)
     bundle = read_bundle(tmp_path / "b.safetensors")
     assert bundle.facts == captured.facts
@@ -74,18 +74,18 @@ def test_round_trip(llm: LLM, tmp_path: Path, half: str, layer: int, step: int) 
 def test_precisions(options: dict[str, Any], tiny_checkpoint: Path, tmp_path: Path) -> None:
     llm = opened(tiny_checkpoint, **options)
     for half, layer, step in PLACES[1:3]:
-        write_bundle(tmp_path / "b.safetensors", capture_layer(llm, heard(), layer, step, half=half))
+        write_bundle(tmp_path / "b.safetensors", capture_layer(llm, transcribed(), layer, step, half=half))
         found = replay(read_bundle(tmp_path / "b.safetensors"), CPU)
         assert (found.agrees, found.against_output, found.proves) == (True, 0, True)
 
 
 def test_a_capture_reads_its_own_recording(llm: LLM) -> None:
-    llm.generate([heard(1)], max_new_tokens=2)
-    first, second = (capture_layer(llm, heard(seed), 1).inputs.encoded for seed in (0, 1))
+    llm.generate([transcribed(1)], max_new_tokens=2)
+    first, second = (capture_layer(llm, transcribed(seed), 1).inputs.encoded for seed in (0, 1))
     assert first is not None
     assert second is not None
     assert not torch.equal(first, second)
-    exact = capture_layer(llm, heard(), 1, half="encoder").output
+    exact = capture_layer(llm, transcribed(), 1, half="encoder").output
     norm = llm.engine.model.get_submodule("encoder.norm")
     assert torch.equal(norm(exact)[0], first)
     assert not any(module._forward_hooks for module in llm.engine.model.modules())
@@ -115,7 +115,7 @@ def wrong_encoder() -> Any:
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_a_wrong_kernel_is_told_from_its_absence(
+def test_a_wrong_kernel_is_distinguished_from_its_absence(
     half: str, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "b.safetensors"
@@ -124,12 +124,12 @@ def test_a_wrong_kernel_is_told_from_its_absence(
             wrong.setattr(cross_attention, "paged_attention", wrong_cross)
         else:
             wrong.setattr(encoders, "F", wrong_encoder())
-        bundle = capture_layer(llm, heard(), 1, half=half)
+        bundle = capture_layer(llm, transcribed(), 1, half=half)
         write_bundle(path, bundle)
         assert bundle.facts.output_error > 100 * bundle.facts.floor
         found = replay(bundle, CPU)
         assert (found.agrees, found.repeats) == (False, True)
-        other = capture_layer(llm, heard(), 1, half="encoder" if half == "decoder" else "decoder")
+        other = capture_layer(llm, transcribed(), 1, half="encoder" if half == "decoder" else "decoder")
         assert other.facts.as_expected  # given what it was given, the other half is right
     shown = ingot("repro", "--run", path, "--device", "cpu")
     assert shown.exit_code == 0
@@ -150,7 +150,7 @@ def test_expected_from_a_trace(llm: LLM, tiny_checkpoint: Path, tmp_path: Path) 
                 kept[key] = (out[0] if isinstance(out, tuple) else out).detach().contiguous()
 
             layer.register_forward_hook(keep)
-    prompt = heard(frames=80)
+    prompt = transcribed(frames=80)
     with torch.no_grad():
         model(prompt.parts[0].features[None], decoder_input_ids=torch.tensor([IDS]))  # type: ignore[union-attr]
     path = tmp_path / "trace.safetensors"
@@ -170,12 +170,12 @@ def test_expected_from_a_trace(llm: LLM, tiny_checkpoint: Path, tmp_path: Path) 
 
 
 def test_what_cannot_be_extracted(llm: LLM, tmp_path: Path) -> None:
-    for prompt, layer, step, half, told in (
+    for prompt, layer, step, half, reported in (
         (IDS, 0, 0, "decoder", "the prompt has no recording"),
-        (heard(), 2, 0, "encoder", "no such layer; seen: encoder.2"),
-        (heard(), 0, 1, "encoder", "runs once"),
+        (transcribed(), 2, 0, "encoder", "no such layer; seen: encoder.2"),
+        (transcribed(), 0, 1, "encoder", "runs once"),
     ):
-        with raises_shown(RequestError, told):
+        with raises_shown(RequestError, reported):
             capture_layer(llm, prompt, layer, step, half=half)
     write_tiny(tmp_path / "tiny")
     with pytest.raises(RequestError, match="no encoder whose layers"):
@@ -184,9 +184,9 @@ def test_what_cannot_be_extracted(llm: LLM, tmp_path: Path) -> None:
 
 def test_bundles_that_do_not_fit_together(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "b.safetensors"
-    write_bundle(path, capture_layer(llm, heard(), 1))
+    write_bundle(path, capture_layer(llm, transcribed(), 1))
     with safe_open(path, framework="pt") as file:
-        told = json.loads(file.metadata()["ingot_repro"])
+        reported = json.loads(file.metadata()["ingot_repro"])
     tensors = load_file(path)
     encoded = tensors["input.encoded"]
     changes: tuple[tuple[dict[str, Any], dict[str, torch.Tensor]], ...] = (
@@ -197,7 +197,7 @@ def test_bundles_that_do_not_fit_together(llm: LLM, tmp_path: Path) -> None:
         ({}, tensors | {"input.encoded": encoded.repeat(2, 1)}),
     )
     for facts, own in changes:
-        save_file(own, path, {"ingot_repro": json.dumps(told | facts)})
+        save_file(own, path, {"ingot_repro": json.dumps(reported | facts)})
         with pytest.raises(EngineError, match="damaged"):
             read_bundle(path)
 
@@ -232,7 +232,7 @@ def test_the_verb_begins_a_transcript(whisper: Path, clips: list[Path], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--layer", "0", "--ids", "1 5"), "the prompt has no recording"),
         (("--layer", "encoder.x", "--audio", "CLIP", "--ids", "1"), "it takes N or encoder.N"),
@@ -244,12 +244,12 @@ def test_the_verb_begins_a_transcript(whisper: Path, clips: list[Path], tmp_path
         (("--run", "b.safetensors", "--audio", "CLIP"), "leave out"),
     ],
 )
-def test_what_is_misused(words: tuple[str, ...], told: str, tiny_engine: Path, clips: list[Path]) -> None:
+def test_what_is_misused(words: tuple[str, ...], reported: str, tiny_engine: Path, clips: list[Path]) -> None:
     engine = () if words[0] == "--run" else (tiny_engine,)
     real = [str(clips[0]) if word == "CLIP" else word for word in words]
     shown = ingot("repro", *engine, *real, "--device", "cpu")
     assert shown.exit_code == 2, shown.output
-    assert told in " ".join(shown.stderr.replace("│", " ").split())
+    assert reported in " ".join(shown.stderr.replace("│", " ").split())
 
 
 def test_a_recording_for_an_engine_of_text(clips: list[Path], tmp_path: Path) -> None:

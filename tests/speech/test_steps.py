@@ -49,7 +49,7 @@ def answers(both: Both, wanted: list[Any], run_ahead: bool) -> list[Output]:
         executor.run_ahead = False
 
 
-def told(output: Output) -> list[Any]:
+def reported(output: Output) -> list[Any]:
     return [(one.token_ids, one.logprobs, one.stop_logprob) for one in output.answers]
 
 
@@ -75,17 +75,19 @@ def test_steps_that_run_ahead_give_the_same(
         return launch(*given)
 
     monkeypatch.setattr(runner, "launch", seen)
-    ahead = [told(one) for one in answers(both, wanted, True)]
+    ahead = [reported(one) for one in answers(both, wanted, True)]
     assert len(launched) >= NEW, "transcripts wait for the host"
-    assert ahead == [told(one) for one in answers(both, wanted, False)]
+    assert ahead == [reported(one) for one in answers(both, wanted, False)]
     for (prompt, values), together in zip(wanted, ahead, strict=True):
-        alone = told(answers(both, [(prompt, values)], True)[0])
+        alone = reported(answers(both, [(prompt, values)], True)[0])
         assert [ids for ids, *_ in alone] == [ids for ids, *_ in together]
     assert runner.feed.transcripts.num_held == 0
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
-def test_no_speech_is_told_behind_the_start(both: Both, windows: list[torch.Tensor], run_ahead: bool) -> None:
+def test_no_speech_is_reported_behind_the_start(
+    both: Both, windows: list[torch.Tensor], run_ahead: bool
+) -> None:
     """Also where the prompt's blocks are known from the request before."""
     prompt, values = asked(both, windows[0], PREVIOUS)
     ids = prompt.parts[1]

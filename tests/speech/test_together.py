@@ -20,7 +20,7 @@ def until_set(left: CancelToken) -> None:
         time.sleep(0.001)
 
 
-def test_all_that_is_told_comes_with_its_position_and_the_result_last() -> None:
+def test_all_that_is_reported_comes_with_its_position_and_the_result_last() -> None:
     def work(item: int, tell: Tell, left: CancelToken) -> str:
         for one in range(item):
             tell(one)

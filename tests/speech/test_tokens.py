@@ -24,40 +24,40 @@ OURS = {
 
 
 @pytest.fixture(scope="module")
-def told(golden: Path) -> Any:
+def reported(golden: Path) -> Any:
     return json.loads((golden / "whisper" / "tokenizer.json").read_text())
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_ids_are_the_originals(name: str, told: Any, tokenizers: dict[str, Tokenizer]) -> None:
+def test_ids_are_the_originals(name: str, reported: Any, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers[name]
     assert tokenizer.vocab_size == SIZES[name]
-    for case in told[name]["texts"]:
+    for case in reported[name]["texts"]:
         assert tokenizer.encode(case["text"], add_special_tokens=False) == case["ids_special_parsed"]
         assert tokenizer.encode(case["text"], parse_special=False) == case["ids_all_text"]
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_special_tokens_are_the_originals(name: str, told: Any, tokenizers: dict[str, Tokenizer]) -> None:
+def test_special_tokens_are_the_originals(name: str, reported: Any, tokenizers: dict[str, Tokenizer]) -> None:
     named = SpeechTokens.of_tokenizer(tokenizers[name])
     assert named == SpeechTokens.of_vocabulary(SIZES[name])
     assert {ours: getattr(named, ours) for ours in OURS.values()} == {
-        ours: told[name][theirs] for theirs, ours in OURS.items()
+        ours: reported[name][theirs] for theirs, ours in OURS.items()
     }
-    assert named.prompt(None, "transcribe", timestamps=True) == told[name]["sot_sequence"]
+    assert named.prompt(None, "transcribe", timestamps=True) == reported[name]["sot_sequence"]
     assert named.multilingual == (name == "multilingual")
-    for time in told["timestamps"]:
+    for time in reported["timestamps"]:
         assert named.seconds(time[name]) == pytest.approx(time["seconds"])
         assert tokenizers[name].token_text(time[name]) == time["text"]
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_what_is_not_speech(name: str, told: Any, tokenizers: dict[str, Tokenizer]) -> None:
-    assert sorted(non_speech_tokens(tokenizers[name])) == told[name]["non_speech_tokens"]
+def test_what_is_not_speech(name: str, reported: Any, tokenizers: dict[str, Tokenizer]) -> None:
+    assert sorted(non_speech_tokens(tokenizers[name])) == reported[name]["non_speech_tokens"]
 
 
-def test_prompts_of_every_vocabulary(told: Any) -> None:
-    for case in told["sot_sequences"]:
+def test_prompts_of_every_vocabulary(reported: Any) -> None:
+    for case in reported["sot_sequences"]:
         tokens = SpeechTokens.of_vocabulary(51766 + case["num_languages"])
         prompt = tokens.prompt(language_code(case["language"]), case["task"], timestamps=False)
         assert prompt == case["ids"]

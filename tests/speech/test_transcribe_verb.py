@@ -63,9 +63,9 @@ def test_several_become_files(
     out = tmp_path / "new" / "folder"
     found = ingot("transcribe", whisper, clips[0].parent, "-f", "json", "-o", out, *QUICK, *flags)
     assert (found.exit_code, found.stdout) == (0, "")
-    told = [json.loads((out / f"{clip.stem}.json").read_text()) for clip in clips]
-    assert [one["text"] for one in told] == [one.text for one in wanted]
-    assert len({one["text"] for one in told}) == 3
+    reported = [json.loads((out / f"{clip.stem}.json").read_text()) for clip in clips]
+    assert [one["text"] for one in reported] == [one.text for one in wanted]
+    assert len({one["text"] for one in reported}) == 3
     assert len(list(out.iterdir())) == 3
 
 
@@ -111,7 +111,7 @@ def test_no_engine_is_loaded_for_files_that_are_not_there(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--format", "doc"), "--format: doc; allowed: txt, srt"),
         (("--beam-size", "0"), "beam_size is out of range"),
@@ -130,10 +130,10 @@ def test_no_engine_is_loaded_for_files_that_are_not_there(
         (("--max-words-per-line", "0", "-f", "srt"), "--max-words-per-line"),
     ],
 )
-def test_misuse_is_told_before_anything_is_loaded(words: tuple[str, ...], told: str) -> None:
+def test_misuse_is_reported_before_anything_is_loaded(words: tuple[str, ...], reported: str) -> None:
     found = ingot("transcribe", "no/such/engine", "no.wav", *words)
     assert (found.exit_code, found.stdout) == (2, "")
-    assert told in found.stderr
+    assert reported in found.stderr
 
 
 def test_chunked_and_batch_are_two_things(
@@ -289,9 +289,9 @@ def test_a_file_that_was_cut_off(whisper: Path, clips: list[Path], tmp_path: Pat
 def test_segments_come_before_the_transcript_and_closing_ends_the_work(
     transcriber: Transcriber, clips: list[Path], wanted: list[Transcript]
 ) -> None:
-    told = list(transcribe_each(transcriber, list(clips), together=3, **OPTIONS))
+    reported = list(transcribe_each(transcriber, list(clips), together=3, **OPTIONS))
     for position, one in enumerate(wanted):
-        mine = [found for place, found in told if place == position]
+        mine = [found for place, found in reported if place == position]
         assert all(isinstance(found, Segment) for found in mine[:-1])
         assert isinstance(mine[-1], Transcript)
         assert [segment.tokens for segment in mine[-1].segments] == [s.tokens for s in one.segments]
@@ -327,7 +327,7 @@ def test_ctrl_c_ends_it(whisper: Path, tmp_path: Path) -> None:
     assert work.stdout is not None
     assert work.stdout.readline().strip()
     work.send_signal(signal.SIGINT)
-    _, told = work.communicate(timeout=60)
+    _, reported = work.communicate(timeout=60)
     assert work.returncode == 130
-    assert told.strip().endswith("interrupted")
-    assert "Traceback" not in told
+    assert reported.strip().endswith("interrupted")
+    assert "Traceback" not in reported

@@ -47,9 +47,9 @@ def test_inspect_shows_the_encoder(tiny_engine: Path) -> None:
     assert "whisper (a model of speech, cross)" in shown
     assert "2 layers, hidden 32, 4 heads, 48 wide" in shown
     assert "8 x any, at most 40 positions: 20.5 kB of encoder cache" in shown
-    told = json.loads(ingot("inspect", tiny_engine, "--json").output)
-    assert told["input_bytes"] == 40 * 2 * 2 * 32 * 4
-    assert told["model"]["encoder"]["max_positions"] == 40
+    reported = json.loads(ingot("inspect", tiny_engine, "--json").output)
+    assert reported["input_bytes"] == 40 * 2 * 2 * 32 * 4
+    assert reported["model"]["encoder"]["max_positions"] == 40
 
 
 @pytest.mark.parametrize(("vocabulary", "languages"), [(51864, "English"), (51866, "100")])
@@ -63,8 +63,8 @@ def test_plan_counts_large_v3(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(WHISPER["whisper-large-v3"]))
     asked = ("plan", config, "--dtype", "fp16", "--max-batch-size")
-    told = json.loads(ingot(*asked, "64", "--gpu", "24GiB", "--json").output)
-    items = {(item["kind"], item["name"]): item["bytes"] for item in told["items"]}
+    reported = json.loads(ingot(*asked, "64", "--gpu", "24GiB", "--json").output)
+    items = {(item["kind"], item["name"]): item["bytes"] for item in reported["items"]}
     weights = sum(size for (kind, _), size in items.items() if kind == "weights")
     assert weights == pytest.approx(2 * 1_543_490_560, rel=1e-3)
     assert items["encoders", "encoder cache"] == 64 * 1536 * 32 * 2 * 1280 * 2

@@ -200,8 +200,8 @@ class Model:
                 ids.append(NAMES.first_timestamp + round(part / 0.02))
             else:
                 ids += part if isinstance(part, list) else self.encoded(part)
-        told = [TokenLogprobs(token, -0.1, ((NAMES.no_speech, -9.0),)) for token in ids]
-        return Output([], [Answer("", ids, "stop", NAMES.end, told, -0.1)])
+        reported = [TokenLogprobs(token, -0.1, ((NAMES.no_speech, -9.0),)) for token in ids]
+        return Output([], [Answer("", ids, "stop", NAMES.end, reported, -0.1)])
 
     def encoded(self, text: str) -> list[int]:
         assert self.vocabulary.tokenizer is not None
@@ -216,7 +216,7 @@ class Model:
         return torch.full((len(ids) - 1,), -0.5), scores
 
 
-def heard(model: Model, seconds: float, **options: Any) -> Transcript:
+def transcribed(model: Model, seconds: float, **options: Any) -> Transcript:
     samples = 0.1 * torch.randn(int(seconds * 16000))
     wanted = TranscribeOptions(**{"language": "en", "word_timestamps": True} | options)
     asking = transcribe_recording(model.vocabulary, samples, 80, wanted, heads=[(0, 0), (1, 1)])
@@ -231,7 +231,7 @@ def heard(model: Model, seconds: float, **options: Any) -> Transcript:
 
 def test_words_move_segments_and_the_next_window(vocabulary: Vocabulary) -> None:
     model = Model(vocabulary, [[0.0, " Hello, you", 6.0, 6.0, " there"], [0.0, " Good", 1.0]])
-    found = heard(model, 31.0)
+    found = transcribed(model, 31.0)
     words = [
         [(w.text, w.start, w.end, round(w.probability, 3)) for w in s.words or []] for s in found.segments
     ]
@@ -247,7 +247,7 @@ def test_words_move_segments_and_the_next_window(vocabulary: Vocabulary) -> None
 
 def test_an_engine_without_a_tokenizer_has_words_too() -> None:
     model = Model(Vocabulary.of(NAMES, None, 448), [[0.0, [5, 6], 6.0, 6.0, [7]], [0.0, [8], 1.0]])
-    found = heard(model, 31.0)
+    found = transcribed(model, 31.0)
     words = [word for segment in found.segments for word in segment.words or []]
     assert [word.text for word in words] == ["5", "6", "8"]
     assert [word.start for word in words] == [0.0, 0.5, 1.0], "the next window begins behind the last word"
@@ -275,30 +275,30 @@ def test_a_pause_is_counted_from_the_segment_before(lasts: float, start: float) 
     paces = [*[0.4] * 8, lasts, 0.4, 0.4]
     numbers = list(range(1, 9))
     one = Paced([[0.0, numbers, 3.2, 3.2, [9, 10, 11], 7.0]], [paces])
-    segment = heard(one, 8.0).segments[-1]
+    segment = transcribed(one, 8.0).segments[-1]
     assert [word.start for word in segment.words or []][:1] == [start]
     assert segment.start == start
     two = Paced([[0.0, numbers, 3.2, 3.2], [0.0, [9, 10, 11], 4.0]], [paces[:8], paces[8:]])
-    assert heard(two, 8.0).segments[-1].start == start
+    assert transcribed(two, 8.0).segments[-1].start == start
 
 
 def test_a_closed_window_is_done_with(vocabulary: Vocabulary) -> None:
     model = Model(vocabulary, [[0.0, " One", 1.0, 1.0, " two", 2.0], [0.0, " three", 1.0]])
-    found = heard(model, 31.0)
+    found = transcribed(model, 31.0)
     assert found.text == " One two three"
     assert found.segments[-1].start == pytest.approx(30.0, abs=0.1)
 
 
 def test_a_window_without_text_asks_for_no_scores(vocabulary: Vocabulary) -> None:
     model = Model(vocabulary, [[0.0]])
-    found = heard(model, 3.0)
+    found = transcribed(model, 3.0)
     assert (found.text, [one.words for one in found.segments]) == ("", [[]])
     assert len(model.asked) == 1
 
 
 def test_the_pass_reads_text_alone(vocabulary: Vocabulary) -> None:
     model = Model(vocabulary, [[0.0, " One", 1.0, 1.0, " two", 2.0]])
-    found = heard(model, 3.0, task="translate", language="zh")
+    found = transcribed(model, 3.0, task="translate", language="zh")
     assert [word.text for one in found.segments for word in one.words or []] == [" One", " two"], "English"
     asked = model.asked[1]
     assert isinstance(asked, ScoreRequest)
@@ -408,7 +408,7 @@ def test_each_reason_to_drop_made_up_text(
 
 
 @pytest.mark.parametrize(("last_end", "seek"), [(57.0, 57.0), (58.5, 60.0)])
-def test_silence_behind_the_last_word_is_heard_again(last_end: float, seek: float) -> None:
+def test_silence_behind_the_last_word_is_transcribed_again(last_end: float, seek: float) -> None:
     assert seek_behind_words(MIDDLE, last_end, 2.0) == seek
 
 
@@ -416,7 +416,7 @@ def test_the_silence_behind_a_recording_counts() -> None:
     assert seek_behind_words(WindowTimes(30.0, 35.0, 35.0), 34.5, 2.0) == 34.5
 
 
-def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary) -> None:
+def test_a_window_that_is_transcribed_again_is_transcribed_as_before(vocabulary: Vocabulary) -> None:
     """Behind the silence it reads what it read: the original does not count it as a window."""
 
     class Doubted(Model):
@@ -427,7 +427,7 @@ def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary)
 
     model = Doubted(vocabulary, [[4.0, " um", 5.0], [0.0, " One two", 2.0]])
     options = {"condition_on_previous_text": False, "initial_prompt": "Names"}
-    assert heard(model, 20.0, hallucination_silence_threshold=1.0, **options).text == " One two"
+    assert transcribed(model, 20.0, hallucination_silence_threshold=1.0, **options).text == " One two"
     first, second = (asked.prompt.parts[1] for asked in model.asked if isinstance(asked, DecodeRequest))
     assert first == second
     assert isinstance(first, list)
@@ -442,7 +442,7 @@ def test_a_recording_that_ends_in_made_up_text_is_done_with() -> None:
 
 def test_windows_skip_silence_before_made_up_text(vocabulary: Vocabulary) -> None:
     model = Model(vocabulary, [[0.0, " One two three four", 3.0], [0.0, " five", 1.0]])
-    found = heard(model, 31.0, hallucination_silence_threshold=1.0)
+    found = transcribed(model, 31.0, hallucination_silence_threshold=1.0)
     assert found.text == " One two three four five"
     with pytest.raises(RequestError, match="word_timestamps=True"):
         TranscribeOptions(hallucination_silence_threshold=1.0)

@@ -29,10 +29,10 @@ def test_text_and_tables() -> None:
     assert FOUND.text == " Hello\tthere. a --> b"
     assert WRITERS["txt"](FOUND) == "Hello\tthere.\na --> b\n"
     assert WRITERS["tsv"](FOUND) == "start\tend\ttext\n0\t1500\tHello there.\n3599999\t3661000\ta --> b\n"
-    told = json.loads(WRITERS["json"](FOUND))
-    assert told["text"] == FOUND.text
-    assert told["language"] == "en"
-    assert [one["end"] for one in told["segments"]] == [1.5, 1.5, 3661.0]
+    reported = json.loads(WRITERS["json"](FOUND))
+    assert reported["text"] == FOUND.text
+    assert reported["language"] == "en"
+    assert [one["end"] for one in reported["segments"]] == [1.5, 1.5, 3661.0]
 
 
 def test_subtitles() -> None:
@@ -47,11 +47,11 @@ def test_subtitles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "reported"),
     [(0, "00:00:00,000"), (59.9996, "00:01:00,000"), (360_000, "100:00:00,000"), (-1, "00:00:00,000")],
 )
-def test_clocks(seconds: float, told: str) -> None:
-    assert clock(seconds, ",") == told
+def test_clocks(seconds: float, reported: str) -> None:
+    assert clock(seconds, ",") == reported
 
 
 def test_milliseconds_are_rounded() -> None:
@@ -62,12 +62,14 @@ def test_milliseconds_are_rounded() -> None:
 
 def test_words_of_json_have_the_originals_names() -> None:
     words = [Word(" Hello", 0.0, 0.5, 0.9), Word(" you.", 0.5, 1.0, 0.8)]
-    told = json.loads(WRITERS["json"](Transcript([segment(0, 1, " Hello you.", words), segment(1, 2, " a")])))
-    assert told["segments"][0]["words"] == [
+    reported = json.loads(
+        WRITERS["json"](Transcript([segment(0, 1, " Hello you.", words), segment(1, 2, " a")]))
+    )
+    assert reported["segments"][0]["words"] == [
         {"word": " Hello", "start": 0.0, "end": 0.5, "probability": 0.9},
         {"word": " you.", "start": 0.5, "end": 1.0, "probability": 0.8},
     ]
-    assert told["segments"][1]["words"] is None
+    assert reported["segments"][1]["words"] is None
 
 
 def spoken(*texts: str, start: float = 0.0, step: float = 0.5) -> Segment:

@@ -77,7 +77,7 @@ def test_it_ends_as_a_fresh_one_does(code: str) -> None:
     assert forked.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
 
 
-def test_an_error_is_told_and_is_a_one() -> None:
+def test_an_error_is_reported_and_is_a_one() -> None:
     done = python("raise KeyError(1)")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "KeyError: 1")
 

@@ -177,10 +177,10 @@ def test_a_part_in_the_middle_that_cannot_be_decoded() -> None:
     """Frames of AAC whose bytes are others: the file is as long as it says."""
     whole = bytearray(media(noise(10.0)[::-1], "ipod", "aac"))
     start = whole.index(b"mdat") + 4 + 2000
-    for size, is_told in ((9000, True), (200, False)):
+    for size, is_reported in ((9000, True), (200, False)):
         damaged = whole.copy()
         damaged[start : start + size] = b"\xff" * size
-        if not is_told:
+        if not is_reported:
             assert len(read_samples(bytes(damaged))) > 155_000
             continue
         with pytest.raises(

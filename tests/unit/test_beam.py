@@ -340,9 +340,9 @@ def test_every_hypothesis_has_its_own_values(penalty: float) -> None:
         beams.advance([step.get(beam.output_ids[-1], logs(t7=0.3, t8=0.1)) for beam in beams.live])
     results = beams.results(3)
     assert {(one.finish_reason, one.end_token) for one in results} == {("stop", 9), ("length", None)}
-    told = updates_of_beams("r", results, (6, -1.5), logprobs=True)
+    reported = updates_of_beams("r", results, (6, -1.5), logprobs=True)
     chances = {(): {1: 0.5, 2: 0.3, 3: 0.1}, (1,): {4: 0.6, 9: 0.3}, (2,): {4: 0.5, 6: 0.4}, (3,): {4: 0.2}}
-    for place, (update, result) in enumerate(zip(told, results, strict=True)):
+    for place, (update, result) in enumerate(zip(reported, results, strict=True)):
         ids = result.output_ids
         ended = result.end_token is not None
         known = [*ids, 9] if ended else [*ids]

@@ -102,7 +102,7 @@ def test_what_an_assistant_refused_is_its_text(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reported"),
     [
         ({"role": "user", "content": [REFUSAL]}, r"messages\[0\].content\[0\] is not a text part"),
         ({"role": "user", "content": None, "refusal": "No."}, r"messages\[0\].content is not text"),
@@ -112,6 +112,6 @@ def test_what_an_assistant_refused_is_its_text(answer: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_other_templates_are_not_affected(message: dict[str, Any], told: str) -> None:
-    with pytest.raises(RequestError, match=told):
+def test_other_templates_are_not_affected(message: dict[str, Any], reported: str) -> None:
+    with pytest.raises(RequestError, match=reported):
         WITHOUT["any role"].prompt_text([message])

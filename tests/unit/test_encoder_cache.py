@@ -58,7 +58,7 @@ def run(s: Scheduler) -> ScheduledBatch:
     return step
 
 
-def told(step: ScheduledBatch) -> tuple[list[tuple[str, int]], list[str]]:
+def reported(step: ScheduledBatch) -> tuple[list[tuple[str, int]], list[str]]:
     """(requests and their tokens, inputs that are encoded)."""
     shares = [(item.request.request_id, item.count) for item in step.requests]
     return shares, [job.given.digest.decode() for job in step.jobs]
@@ -74,7 +74,7 @@ def test_a_step_encodes_computes_prompts_and_decodes_at_once() -> None:
     s.add(request("text", 5))
     run(s)
     s.add(request("seen", 12, picture("p", 3)))
-    assert told(run(s)) == ([("text", 1), ("seen", 12)], ["p"])
+    assert reported(run(s)) == ([("text", 1), ("seen", 12)], ["p"])
     assert holders(s) == {"p": 0}  # its placeholders are computed
 
 
@@ -82,27 +82,27 @@ def test_beyond_the_encoder_budget_a_request_computes_what_is_before_its_input()
     s = scheduler(budget=10)
     s.add(request("a", 20, picture("p", 2), picture("q", 9)))
     s.add(request("b", 8, picture("r", 0)))
-    assert told(run(s)) == ([("a", 9)], ["p"])  # b starts with its input
-    assert told(run(s)) == ([("a", 11)], ["q"])
-    assert told(run(s)) == ([("a", 1), ("b", 8)], ["r"])
+    assert reported(run(s)) == ([("a", 9)], ["p"])  # b starts with its input
+    assert reported(run(s)) == ([("a", 11)], ["q"])
+    assert reported(run(s)) == ([("a", 1), ("b", 8)], ["r"])
 
 
 def test_an_input_larger_than_the_budget_takes_a_step_s_budget_alone() -> None:
     s = scheduler(budget=2)
     s.add(request("a", 8, speech("p")))
     s.add(request("b", 8, speech("q")))
-    assert told(run(s)) == ([("a", 8)], ["p"])
-    assert told(run(s)) == ([("a", 1), ("b", 8)], ["q"])
+    assert reported(run(s)) == ([("a", 8)], ["p"])
+    assert reported(run(s)) == ([("a", 1), ("b", 8)], ["q"])
 
 
 def test_a_chunk_holds_a_picture_until_its_last_placeholder() -> None:
     s = scheduler(tokens=4)
     s.add(request("a", 13, picture("p", 3)))
-    assert told(run(s)) == ([("a", 4)], ["p"])
+    assert reported(run(s)) == ([("a", 4)], ["p"])
     assert holders(s) == {"p": 1}
-    assert told(run(s)) == ([("a", 4)], [])
+    assert reported(run(s)) == ([("a", 4)], [])
     assert holders(s) == {"p": 1}  # token 8 is still to come
-    assert told(run(s)) == ([("a", 4)], [])
+    assert reported(run(s)) == ([("a", 4)], [])
     assert holders(s) == {"p": 0}
 
 
@@ -111,12 +111,15 @@ def test_speech_is_held_until_its_request_ends_and_then_evicted_oldest_first() -
     for name in ("a", "b"):
         s.add(request(name, 4, speech(name)))
     s.add(request("c", 4, speech("c")))
-    assert told(run(s)) == ([("a", 4), ("b", 4)], ["a", "b"])  # two blocks each
-    assert told(run(s)) == ([("a", 1), ("b", 1)], [])
+    assert reported(run(s)) == ([("a", 4), ("b", 4)], ["a", "b"])  # two blocks each
+    assert reported(run(s)) == ([("a", 1), ("b", 1)], [])
     assert holders(s) == {"a": 1, "b": 1}
     run(s)  # a and b end
     s.add(request("again", 5, speech("b")))
-    assert told(run(s)) == ([("again", 1), ("c", 4)], ["c"])  # a is evicted; b is there, and so is a block
+    assert reported(run(s)) == (
+        [("again", 1), ("c", 4)],
+        ["c"],
+    )  # a is evicted; b is there, and so is a block
     assert holders(s) == {"b": 1, "c": 1}
 
 
@@ -129,7 +132,7 @@ def test_a_preempted_request_gives_its_speech_back_and_finds_it_again() -> None:
         step = run(s)
     assert holders(s) == {"p": 1, "q": 0}
     s.finish(step.requests[0].request)
-    assert told(run(s)) == ([("new", 5)], [])  # of its nine tokens a block was published
+    assert reported(run(s)) == ([("new", 5)], [])  # of its nine tokens a block was published
 
 
 def test_a_beam_holds_what_its_parent_holds() -> None:
@@ -142,7 +145,7 @@ def test_a_beam_holds_what_its_parent_holds() -> None:
     assert holders(s) == {"p": 2}
     s.finish(parent)
     assert holders(s) == {"p": 1}
-    assert told(run(s)) == ([("child", 1)], [])
+    assert reported(run(s)) == ([("child", 1)], [])
 
 
 def test_blocks_are_shared_by_what_the_placeholders_stand_for() -> None:

@@ -191,8 +191,8 @@ class TestNotation:
         assert list(uncovered(line)) == []
 
     @pytest.mark.parametrize(
-        ("value", "told"),
+        ("value", "reported"),
         [(2.6349, "2.63"), (9.996, "10.0"), (99.96, "100"), (745.8, "746"), (0.0765, "0.0765"), (0, "0")],
     )
-    def test_significant_digits(self, value: float, told: str) -> None:
-        assert significant(value) == told
+    def test_significant_digits(self, value: float, reported: str) -> None:
+        assert significant(value) == reported

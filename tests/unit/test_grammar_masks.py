@@ -155,12 +155,12 @@ def test_an_answer_is_the_same_in_either_order(values: SamplingParams) -> None:
         if there:
             executor.add("held", PROMPT, held, matcher=FakeMatcher(VOCAB, 9))
         news = drain(executor)
-        told: dict[str, list[Any]] = {one.request_id: [] for one in news}
+        reported: dict[str, list[Any]] = {one.request_id: [] for one in news}
         for one in news:
-            told[one.request_id] += [(one.index, one.token_ids, one.logprobs, one.finish_reason)]
-        found.append({name: sorted(list_, key=lambda n: n[0]) for name, list_ in told.items()})
+            reported[one.request_id] += [(one.index, one.token_ids, one.logprobs, one.finish_reason)]
+        found.append({name: sorted(list_, key=lambda n: n[0]) for name, list_ in reported.items()})
     assert found[0] == found[1]
-    assert {name: told for name, told in found[1].items() if name != "held"} == found[2]
+    assert {name: reported for name, reported in found[1].items() if name != "held"} == found[2]
 
 
 @pytest.mark.parametrize("kind", ["masked", "logprobs"])
@@ -180,9 +180,9 @@ def test_rows_next_to_a_masked_row_keep_their_bits(kind: str) -> None:
         with torch.inference_mode():
             leave_tokens(logits, SamplingTensors(**fields), feed)
         found.append((feed.table[:4].tolist(), feed.logprobs[:4].clone()))
-    (plain, plain_told), (beside, beside_told) = found
+    (plain, plain_reported), (beside, beside_reported) = found
     others = [0, 1, 3]
     assert beside[2] == 7 != plain[2]
     assert [beside[i] for i in others] == [plain[i] for i in others]
-    assert torch.equal(beside_told[others], plain_told[others])
-    assert bool(plain_told.any()) == (kind == "logprobs")
+    assert torch.equal(beside_reported[others], plain_reported[others])
+    assert bool(plain_reported.any()) == (kind == "logprobs")

@@ -34,7 +34,7 @@ def test_a_marked_test_keeps_pairs_by_implementation(pytester: pytest.Pytester) 
         import pytest
 
         @pytest.mark.grid
-        @pytest.mark.parametrize("impl", ["twin", "kernel", pytest.param("cuda", marks=pytest.mark.gpu)])
+        @pytest.mark.parametrize("impl", ["reference", "kernel", pytest.param("cuda", marks=pytest.mark.gpu)])
         @pytest.mark.parametrize("dtype", [16, 32])
         @pytest.mark.parametrize("form", [[8], [4]])
         @pytest.mark.parametrize(("rows", "width"), [(1, 200), (7, 1016), (7, 200)])
@@ -50,7 +50,7 @@ def test_a_marked_test_keeps_pairs_by_implementation(pytester: pytest.Pytester) 
     assert len([item for item in stay if item.name.startswith("test_beside")]) == 4
     grid = [item.callspec.params for item in stay if item.name.startswith("test_grid")]
     assert len([case for case in grid if case["impl"] == "cuda"]) == 12
-    for impl in ("twin", "kernel"):
+    for impl in ("reference", "kernel"):
         few = [case for case in grid if case["impl"] == impl]
         assert len(few) < 12
         assert len({(case["dtype"], case["rows"], case["width"]) for case in few}) == 6

@@ -32,9 +32,9 @@ def test_loopback_takes_local_names_and_those_allowed(host: str | None) -> None:
 @pytest.mark.parametrize("host", [*OTHER_HOSTS, *BROKEN_HOSTS])
 def test_other_names_are_refused(host: str) -> None:
     for rule in (LOOPBACK, NAMED):
-        told = rule.refusal(host, None)
-        assert told is not None
-        assert "allowed_host" in told
+        reported = rule.refusal(host, None)
+        assert reported is not None
+        assert "allowed_host" in reported
 
 
 @pytest.mark.parametrize("host", ["192.168.1.5:8000", "[fe80::1]:8000", "127.0.0.2"])

@@ -374,9 +374,9 @@ def test_the_pace_gets_the_times_of_layers_and_decode_steps(
     """Of a chunk's rows with their padding; a step that did more than decode, or nothing, says nothing about
     decodes. The next step reports it, so that nothing waits.
     """
-    clock, told = Clock(), []
+    clock, reported = Clock(), []
     monkeypatch.setattr(moment, "time", clock)
-    pace: Any = SimpleNamespace(measured=lambda *given: told.append(given))
+    pace: Any = SimpleNamespace(measured=lambda *given: reported.append(given))
     nothing: Any = None
     layered = LayeredChunk(nothing, pace, torch.device("cpu"), 64)
     ran: list[Layers] = []
@@ -395,13 +395,13 @@ def test_the_pace_gets_the_times_of_layers_and_decode_steps(
         with layered.behind(ScheduledBatch(items, layers=of_chunk, layout=layout_of(items, 4))):
             clock.now += seconds
     assert ran == [of_chunk, of_chunk]
-    assert told == [(8, 2, pytest.approx(300.0), pytest.approx(500.0) if decodes else None)]
+    assert reported == [(8, 2, pytest.approx(300.0), pytest.approx(500.0) if decodes else None)]
     with layered.behind(ScheduledBatch(items, layout=layout_of(items, 4))):
         pass
-    assert len(told) == 1, "a step without layers tells nothing"
+    assert len(reported) == 1, "a step without layers tells nothing"
     with layered.behind(ScheduledBatch(items, layers=of_chunk, layout=layout_of(items, 4))):
         pass
-    assert told[1][2:] == (pytest.approx(300.0), pytest.approx(250.0) if decodes else None)
+    assert reported[1][2:] == (pytest.approx(300.0), pytest.approx(250.0) if decodes else None)
 
 
 class TestConfig:

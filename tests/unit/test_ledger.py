@@ -91,8 +91,8 @@ class TestVerdict:
         assert (found.loads, found.fits) == (False, False)
 
     def test_without_a_capacity_there_is_none(self) -> None:
-        told = ledger(seven_b()).to_json()
-        assert (told["fits"], told["loads"]) == (None, None)
+        reported = ledger(seven_b()).to_json()
+        assert (reported["fits"], reported["loads"]) == (None, None)
 
     def test_a_cpu_holds_a_copy_of_the_largest_weight_while_it_loads(self) -> None:
         """The embedding, when no step runs yet."""
@@ -108,8 +108,8 @@ class TestVerdict:
     def test_the_setting_travels(self) -> None:
         setting = seven_b(runtime=RuntimeConfig(cache_tokens=64))
         assert MemorySetting.from_json(setting.to_json()) == setting
-        told = ledger(setting, H200).to_json()
-        assert sum(told["by_kind"].values()) == told["needed_bytes"]
+        reported = ledger(setting, H200).to_json()
+        assert sum(reported["by_kind"].values()) == reported["needed_bytes"]
 
 
 ASKED = [

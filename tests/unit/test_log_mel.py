@@ -31,15 +31,15 @@ def test_filters_are_the_published_ones(mels: int, data: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_features_are_the_originals(number: int, mels: int, frames: int, golden: Path) -> None:
     folder = golden / "whisper"
-    told = json.loads((folder / "log_mel.json").read_text())[f"clip{number}"]
-    found = log_mel(fit(clip(folder / told["file"])), mels)
-    assert [*found.shape] == told[f"mel{mels}"]["shape"]
+    reported = json.loads((folder / "log_mel.json").read_text())[f"clip{number}"]
+    found = log_mel(fit(clip(folder / reported["file"])), mels)
+    assert [*found.shape] == reported[f"mel{mels}"]["shape"]
     first = np.load(folder / "log_mel.npz")[f"clip{number}_mel{mels}_first{frames}"]
     torch.testing.assert_close(found[:, :frames], torch.from_numpy(first).float(), rtol=0, atol=6e-4)
     for name in ("mean", "std", "min", "max"):
         value = float(getattr(found.double(), name)())
-        assert value == pytest.approx(told[f"mel{mels}"][name], abs=1e-5), name
-    wanted = torch.tensor(told[f"mel{mels}"]["per_mel_mean"])
+        assert value == pytest.approx(reported[f"mel{mels}"][name], abs=1e-5), name
+    wanted = torch.tensor(reported[f"mel{mels}"]["per_mel_mean"])
     torch.testing.assert_close(found.mean(1), wanted, rtol=0, atol=1e-5)
 
 

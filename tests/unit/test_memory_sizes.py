@@ -118,7 +118,7 @@ class TestActivations:
         predicted = activation_bytes(SHAPES[name], dtype, runtime, 8)
         assert predicted == pytest.approx(tracked(SHAPES[name], dtype, runtime), rel=0.05)
 
-    def test_of_the_twins(self, name: str, budget: int) -> None:
+    def test_of_the_references(self, name: str, budget: int) -> None:
         runtime = RuntimeConfig(token_budget=budget)
         predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False)
         assert predicted == pytest.approx(tracked(SHAPES[name], torch.float32, runtime), rel=0.05)

@@ -293,7 +293,7 @@ def test_settings_at_what_a_decoder_does_anyway(changes: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "rope", "told"),
+    ("name", "rope", "reported"),
     [
         (
             "qwen3",
@@ -324,8 +324,8 @@ def test_settings_at_what_a_decoder_does_anyway(changes: dict[str, Any]) -> None
         ("llama-3", "linear", "object"),
     ],
 )
-def test_rope_settings(name: str, rope: Any, told: str) -> None:
-    assert told in refusal(name, rope_scaling=rope)
+def test_rope_settings(name: str, rope: Any, reported: str) -> None:
+    assert reported in refusal(name, rope_scaling=rope)
 
 
 def test_two_rope_settings_that_differ() -> None:
@@ -337,7 +337,7 @@ def test_two_rope_settings_that_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "reported"),
     [
         ("llama-3", {"sliding_window": 1024}, "no sliding window"),
         ("qwen2.5", {"layer_types": ["sliding_attention"] * 28}, "no sliding_window is in use"),
@@ -352,8 +352,8 @@ def test_two_rope_settings_that_differ() -> None:
         ),
     ],
 )
-def test_windows(name: str, changes: dict[str, Any], told: str) -> None:
-    assert told in refusal(name, **changes)
+def test_windows(name: str, changes: dict[str, Any], reported: str) -> None:
+    assert reported in refusal(name, **changes)
 
 
 class TestNames:
@@ -408,7 +408,7 @@ def test_sizes_of_gpt2(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "reported"),
     [
         *(
             ("llama-3", {"rms_norm_eps": v}, "rms_norm_eps")
@@ -444,8 +444,8 @@ def test_sizes_of_gpt2(key: str, value: Any) -> None:
     ],
     ids=lambda v: repr(v)[:40],
 )
-def test_values_out_of_range(name: str, changes: dict[str, Any], told: str) -> None:
-    assert re.search(told, refusal(name, **changes))
+def test_values_out_of_range(name: str, changes: dict[str, Any], reported: str) -> None:
+    assert re.search(reported, refusal(name, **changes))
 
 
 def test_shapes_that_ship_are_read() -> None:

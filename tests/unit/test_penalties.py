@@ -243,10 +243,10 @@ def test_one_graph_serves_every_mix_of_rules(device: str) -> None:
     buffer = StepBuffer(size, size, 1, size, where)
     buffer.fill_padding()
     buffer.upload()
-    feed, twin = (TokenFeed(size, TokenCounts(size, vocab, 99, d)) for d in (where, CPU))
+    feed, on_cpu = (TokenFeed(size, TokenCounts(size, vocab, 99, d)) for d in (where, CPU))
     draws = buffer.draws(size, (KINDS["logprobs"][0]._replace(top_k=vocab),))  # the twin sorts so many
     run = captured(lambda: leave_tokens(logits, draws, feed), device)
-    selectors = [TokenSelector(EOS, one.counts) for one in (feed, twin)]
+    selectors = [TokenSelector(EOS, one.counts) for one in (feed, on_cpu)]
     values = (
         EVERY_RULE.replace(logprobs=3),
         SamplingParams(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, seed=3),
@@ -267,15 +267,15 @@ def test_one_graph_serves_every_mix_of_rules(device: str) -> None:
         buffer.upload()
         with torch.inference_mode():
             run()
-            leave_tokens(logits[: len(live)].cpu(), SamplingTensors.from_rows(others, "cpu"), twin)
-        tokens = twin.table[: len(live)].tolist()
+            leave_tokens(logits[: len(live)].cpu(), SamplingTensors.from_rows(others, "cpu"), on_cpu)
+        tokens = on_cpu.table[: len(live)].tolist()
         assert feed.table[: len(live)].tolist() == tokens, step
         if any(row.logprobs for row in rows):
             found = feed.logprobs[: len(live)].cpu()
-            torch.testing.assert_close(found, twin.logprobs[: len(live)], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(found, on_cpu.logprobs[: len(live)], rtol=1e-6, atol=1e-6)
         for request, token in zip(live, tokens, strict=True):
             request.output_ids.append(token)
-    assert twin.counts.num_held == feed.counts.num_held > 3
+    assert on_cpu.counts.num_held == feed.counts.num_held > 3
 
 
 def captured(call: Callable[[], None], device: str) -> Callable[[], None]:

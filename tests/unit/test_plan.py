@@ -122,7 +122,7 @@ def test_a_lookup_finds_bucket_and_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({}, None),
         ({"torch": "2.12.0"}, None),
@@ -133,12 +133,12 @@ def test_a_lookup_finds_bucket_and_shape() -> None:
         ({"value_bytes": 4}, "bytes per value 2, not 4"),
     ],
 )
-def test_choices_hold_where_they_were_measured(change: dict[str, Any], told: str | None) -> None:
+def test_choices_hold_where_they_were_measured(change: dict[str, Any], reported: str | None) -> None:
     plan = plan_of({"rms_norm": {"m1_h64": {"num_warps": 4}}})
     why = plan.why_unfit(replace(HERE, **change))
-    assert why is None if told is None else why is not None
-    if told is not None and why is not None:
-        assert re.search(told, why)
+    assert why is None if reported is None else why is not None
+    if reported is not None and why is not None:
+        assert re.search(reported, why)
 
 
 def test_a_plan_without_choices_fits_everywhere() -> None:

@@ -103,17 +103,17 @@ def test_numbers(value: int, en: str, de: str) -> None:
 
 
 def test_vocabulary_is_as_ingot_reads_it(folder: Path, names: SpeechVocabulary) -> None:
-    told = generation_config(TINY, names, folder)
+    reported = generation_config(TINY, names, folder)
     assert names.size == TINY.vocab
-    assert told["no_timestamps_token_id"] + 1501 == TINY.vocab - 1
-    assert names.time(0.0) == told["no_timestamps_token_id"] + 1
+    assert reported["no_timestamps_token_id"] + 1501 == TINY.vocab - 1
+    assert names.time(0.0) == reported["no_timestamps_token_id"] + 1
     assert names.time(30.0) == TINY.vocab - 1
     space = names.word("")
-    assert not set(space) & set(told["suppress_tokens"])  # a space alone begins words that are spelled
+    assert not set(space) & set(reported["suppress_tokens"])  # a space alone begins words that are spelled
     for text in unseen_sentences("de")[:20]:
         ids = [token for word in text.split() for token in names.word(word)]
         assert names.text(ids) == " " + text
-        assert not set(ids) & set(told["suppress_tokens"])
+        assert not set(ids) & set(reported["suppress_tokens"])
 
 
 def test_plans_have_the_spoken_text(names: SpeechVocabulary) -> None:
@@ -168,7 +168,7 @@ def test_a_window_further_on_has_later_positions() -> None:
 def test_looks_are_where_words_are(names: SpeechVocabulary) -> None:
     utterances, samples, labels = _said()
     plan = Planner(utterances, names, 30).whole(utterances[::2][:2])
-    heard = Sound(samples, labels, torch.device("cpu")).render(
+    transcribed = Sound(samples, labels, torch.device("cpu")).render(
         Batch.of([plan]), 30 * RATE, torch.Generator().manual_seed(1), CLEAN
     )
     at = 3  # behind the prompt and the first timestamp
@@ -176,7 +176,7 @@ def test_looks_are_where_words_are(names: SpeechVocabulary) -> None:
         for token in names.word(word):
             begin, end = plan.looks[at]
             assert plan.targets[at] == token
-            assert set(heard.labels[0, begin + 2 : end - 2].tolist()) == {number}
+            assert set(transcribed.labels[0, begin + 2 : end - 2].tolist()) == {number}
             at += 1
     assert plan.targets[at] > names.no_timestamps
 
@@ -187,15 +187,15 @@ def test_features_are_finite_and_the_rest_is_zero_or_silent(names: SpeechVocabul
     plans = [Planner(utterances, names, 10).whole(utterances[::2][:1]), Plan(length=16000)]
     plans[1].inputs, plans[1].targets, plans[1].looks = [1], [1], [(-1, -1)]
     sound = Sound(samples, labels, torch.device("cpu"))
-    heard = sound.render(Batch.of(plans), 10 * RATE, torch.Generator().manual_seed(2), how)  # type: ignore[arg-type]
-    assert heard.features.shape == (2, 80, 1000)
-    assert heard.labels.shape == (2, 500)
-    assert heard.features.isfinite().all()
-    assert heard.labels.max() < PHONES
-    assert not heard.labels[1].any()
+    transcribed = sound.render(Batch.of(plans), 10 * RATE, torch.Generator().manual_seed(2), how)  # type: ignore[arg-type]
+    assert transcribed.features.shape == (2, 80, 1000)
+    assert transcribed.labels.shape == (2, 500)
+    assert transcribed.features.isfinite().all()
+    assert transcribed.labels.max() < PHONES
+    assert not transcribed.labels[1].any()
     speech = slice(40, 40 + 10 * len(utterances[0].words))
-    behind = heard.features[0, :, plans[0].length // 160 + 3 :]
-    assert heard.features[0, :, speech].amax() > behind.amax()
+    behind = transcribed.features[0, :, plans[0].length // 160 + 3 :]
+    assert transcribed.features[0, :, speech].amax() > behind.amax()
     assert behind.std(1).max() < 1e-3
 
 
@@ -224,11 +224,11 @@ def _run(folder: Path, names: SpeechVocabulary, shape: Shape = TINY) -> tuple[Ru
 @pytest.mark.slow
 def test_training_learns_and_goes_on_where_it_stopped(names: SpeechVocabulary, tmp_path: Path) -> None:
     run, batch, sound = _run(tmp_path, names)
-    heard = sound.render(batch, 6 * RATE, torch.Generator().manual_seed(1), CLEAN)
+    transcribed = sound.render(batch, 6 * RATE, torch.Generator().manual_seed(1), CLEAN)
     losses = Losses(run.options)
-    first = run.update(batch, heard, losses)
+    first = run.update(batch, transcribed, losses)
     for _ in range(5):
-        last = run.update(batch, heard, losses)
+        last = run.update(batch, transcribed, losses)
     assert (last < first).all()
     run.seconds = 12.0
     run.save()
@@ -236,7 +236,9 @@ def test_training_learns_and_goes_on_where_it_stopped(names: SpeechVocabulary, t
     assert again.resume()
     assert (again.step, again.seconds) == (6, 12.0)
     assert all(path.stat().st_size < 16 * 2**20 for path in tmp_path.iterdir())
-    torch.testing.assert_close(again.update(batch, heard, losses), run.update(batch, heard, losses))
+    torch.testing.assert_close(
+        again.update(batch, transcribed, losses), run.update(batch, transcribed, losses)
+    )
     for one, other in zip(run.model.parameters(), again.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -282,9 +284,9 @@ def test_espeak_gives_the_times_of_words() -> None:
         one, samples, labels = speak(espeak, rng, pair, LANGUAGES[index % 2], SEEN)
         assert len(samples) == one.samples == len(labels) * HOP
         loud = np.sqrt(np.square(samples.astype(float)).reshape(-1, 160).mean(1))
-        heard = np.flatnonzero(loud > 0.03 * loud.max()) * 160
-        assert abs(heard[0] - one.bounds[0]) < 0.1 * RATE
-        assert abs(heard[-1] + 160 - one.bounds[1]) < 0.2 * RATE
+        transcribed = np.flatnonzero(loud > 0.03 * loud.max()) * 160
+        assert abs(transcribed[0] - one.bounds[0]) < 0.1 * RATE
+        assert abs(transcribed[-1] + 160 - one.bounds[1]) < 0.2 * RATE
         starts = [start for _, start, _ in one.words if start >= 0]
         assert starts == sorted(starts)
         assert len(starts) >= len(one.words) - 1

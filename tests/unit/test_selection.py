@@ -32,8 +32,8 @@ def test_log_probabilities_are_the_model_s_own() -> None:
 
 def test_each_gets_as_many_likeliest_tokens_as_it_asked_for() -> None:
     choices = select(SamplingParams(logprobs=4), SamplingParams(logprobs=1), SamplingParams())
-    told = [None if choice.logprobs is None else len(choice.logprobs.top) for choice in choices]
-    assert told == [4, 1, None]
+    reported = [None if choice.logprobs is None else len(choice.logprobs.top) for choice in choices]
+    assert reported == [4, 1, None]
     assert [choice.token_id for choice in choices] == LOGITS.argmax(-1).tolist()
 
 
@@ -65,11 +65,11 @@ def test_a_processor_that_fails_fails_its_request_alone() -> None:
         logits.zero_()
 
     odd = [SamplingParams(logits_processors=(one,)) for one in (failing, narrow, nothing)]
-    told = [str(select(one)[0].error) for one in odd]
-    assert "failing failed" in told[0]
-    assert "KeyError(3)" in told[0]
-    assert "narrow did not return logits" in told[1]
-    assert "nothing did not return logits" in told[2]
+    reported = [str(select(one)[0].error) for one in odd]
+    assert "failing failed" in reported[0]
+    assert "KeyError(3)" in reported[0]
+    assert "narrow did not return logits" in reported[1]
+    assert "nothing did not return logits" in reported[2]
     choices = select(odd[0], SamplingParams())
     assert [choice.error is None for choice in choices] == [False, True]
     assert choices[1].token_id == LOGITS[1].argmax()

@@ -33,8 +33,8 @@ def test_signs_are_the_same_everywhere() -> None:
 def test_a_deviation_is_about_the_distance(error: float, seed: int) -> None:
     exact = rows(seed)
     near = exact + error * rows(seed + 100)
-    told = deviation(sketch(near).checksum(), sketch(exact).checksum())
-    assert 0.4 * distance(near, exact) < told < 2 * distance(near, exact)
+    reported = deviation(sketch(near).checksum(), sketch(exact).checksum())
+    assert 0.4 * distance(near, exact) < reported < 2 * distance(near, exact)
     assert distance(near, exact) == pytest.approx(error, rel=0.1)
 
 
@@ -79,5 +79,5 @@ def test_a_common_factor_shows_in_the_norm() -> None:
     """Projections are of tokens of size 1, and the mean is 0."""
     exact = rows(6)
     exact -= exact.mean()
-    told = deviation(sketch(exact * 1.01).checksum(), sketch(exact).checksum())
-    assert told == pytest.approx(0.01, rel=0.01)
+    reported = deviation(sketch(exact * 1.01).checksum(), sketch(exact).checksum())
+    assert reported == pytest.approx(0.01, rel=0.01)

@@ -31,18 +31,18 @@ def test_one_value_fails_and_its_tokens_are_counted() -> None:
     computed = normal(1)
     had = computed.clone()
     had[13, 5] += 0.5
-    ((place, told),) = judged(had, computed)
+    ((place, reported),) = judged(had, computed)
     assert place == PLACE
-    assert told.startswith(f"{PLACE} is off by")
-    assert told.endswith("in 1 of 10 decoded tokens")
+    assert reported.startswith(f"{PLACE} is off by")
+    assert reported.endswith("in 1 of 10 decoded tokens")
 
 
 def test_a_common_factor_fails_by_less() -> None:
     """Each is within its own limit; as a factor of all they are not."""
     computed = normal(1)
     assert judged(computed * (1 + UNIT / 4), computed) == []
-    ((_, told),) = judged(computed * (1 + UNIT), computed)
-    assert told == f"{PLACE} is off by a factor of 1.0039 in prompt tokens"
+    ((_, reported),) = judged(computed * (1 + UNIT), computed)
+    assert reported == f"{PLACE} is off by a factor of 1.0039 in prompt tokens"
 
 
 @pytest.mark.parametrize(("exact", "passes"), [(2.52, True), (2.9, False)])

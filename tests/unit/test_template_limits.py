@@ -60,10 +60,12 @@ def test_a_limit_is_enforced(body: str) -> None:
     """Whatever the way: a message of a line, in the time and memory that were set."""
     with pytest.raises((RequestError, TokenizerError), match=r"here\.jinja") as error:
         JinjaFormat(body, "here.jinja", {}, LIMITS).prompt_text(user("abc"))
-    told = str(error.value)
-    assert len(told) < 400
+    reported = str(error.value)
+    assert len(reported) < 400
     known = ("needs more than 96 MiB", "needs more than 0.3 seconds", "writes more than", "MAX_RANGE")
-    assert any(text in told for text in known) or "too big" in told or "too large" in told, told
+    assert any(text in reported for text in known) or "too big" in reported or "too large" in reported, (
+        reported
+    )
 
 
 def test_the_limits_are_those_that_were_set() -> None:

@@ -141,8 +141,8 @@ def test_the_prefixed_name_is_taken_where_both_are_there() -> None:
     available = dict.fromkeys(
         ("wte", "transformer.wte", "transformer.h.b"), TensorInfo((2,), torch.half, "f")
     )
-    told = fails(weights, available, {"a": (2,), "b": (2,)})
-    assert re.search(r"unexpected tensors in the checkpoint \(1\): wte\b", told)
+    reported = fails(weights, available, {"a": (2,), "b": (2,)})
+    assert re.search(r"unexpected tensors in the checkpoint \(1\): wte\b", reported)
     weights = WeightMap((*weights.rules, Ignore("wte")), prefixes=weights.prefixes)
     assert resolve(weights, available, {"a": (2,), "b": (2,)})[0].sources == ("transformer.wte",)
 

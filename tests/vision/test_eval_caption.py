@@ -95,11 +95,11 @@ def test_captions_of_a_folder_are_scored(
         assert side["metrics"][f"{kind}_recall"] == pytest.approx(100 * sum(o.recall for o in found) / COUNT)
     assert side["pictures"] == COUNT
     assert side["pictures_per_s"] == pytest.approx(COUNT / side["seconds"], rel=0.1)
-    told = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["ingot"]["text"] for row in told] == texts
-    assert [row["image"] for row in told] == ["image/0.jpg", "image/1.png", "image/2.png"]
-    assert [row["references"] for row in told] == [[one] for one in wrong]
-    assert told[0]["ingot"]["scores"]["rougeL"] == 100.0
+    reported = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["ingot"]["text"] for row in reported] == texts
+    assert [row["image"] for row in reported] == ["image/0.jpg", "image/1.png", "image/2.png"]
+    assert [row["references"] for row in reported] == [[one] for one in wrong]
+    assert reported[0]["ingot"]["scores"]["rougeL"] == 100.0
 
 
 def test_a_folder_without_captions_beside_another_engine(
@@ -116,9 +116,9 @@ def test_a_folder_without_captions_beside_another_engine(
     rows = tmp_path / "rows.jsonl"
     code, record = evaluated(engine, *words, "--against", cut, "--items", rows)
     assert (code, record["verdict"]) == (1, "beyond")
-    told = [json.loads(line) for line in rows.read_text().splitlines()]
+    reported = [json.loads(line) for line in rows.read_text().splitlines()]
     score = RougeScorer(["rougeL"]).score
-    found = [score(row["against"]["text"], row["ingot"]["text"])["rougeL"].fmeasure for row in told]
+    found = [score(row["against"]["text"], row["ingot"]["text"])["rougeL"].fmeasure for row in reported]
     (delta,) = record["deltas"]
     assert (delta["metric"], delta["limit"]) == ("rougeL_distance", 10.0)
     assert delta["delta"] == pytest.approx(100 - 100 * sum(found) / 2)
@@ -163,10 +163,10 @@ def test_the_question_and_the_length_are_those_of_flags(
     asked = ("--prompt", "How many shapes are there?", "--max-new-tokens", "2", "--items", rows)
     _, record = evaluated(engine, "--data", data, *asked)
     assert record["settings"]["prompt"] == "How many shapes are there?"
-    told = json.loads(rows.read_text())["ingot"]
-    assert told["tokens"] <= 2
-    assert told["text"]
-    assert not texts[0].startswith(told["text"])
+    reported = json.loads(rows.read_text())["ingot"]
+    assert reported["tokens"] <= 2
+    assert reported["text"]
+    assert not texts[0].startswith(reported["text"])
     assert record["sides"][0]["output_tokens"] <= 2
 
 
@@ -186,11 +186,11 @@ def test_bad_pictures_are_lines(engine: Path, scenes: Path, tmp_path: Path) -> N
     data = manifest(tmp_path, scenes, "one", "two", "three")
     sorted(tmp_path.glob("*.png"))[1].write_bytes(b"GIF89a and no more")
     sorted(tmp_path.glob("*.png"))[2].unlink()
-    told = refused(engine, "--data", data)
-    assert "2 lines" in told
-    assert "line 2:" in told
-    assert "cannot be read" in told
-    assert "there is no such picture" in told
+    reported = refused(engine, "--data", data)
+    assert "2 lines" in reported
+    assert "line 2:" in reported
+    assert "cannot be read" in reported
+    assert "there is no such picture" in reported
     _, record = evaluated(engine, "--data", data, "--skip-bad", "--max-new-tokens", "3")
     assert (record["counts"], record["data"]["bad_lines"]) == ({"pictures": 1}, [2, 3])
 

@@ -96,7 +96,7 @@ async def test_a_request_beyond_them_is_refused_before_it_is_decoded(
     assert model.engine._taken == 0
 
 
-async def test_the_engine_is_told_of_slots_that_hold_the_pictures(
+async def test_the_engine_is_reported_of_slots_that_hold_the_pictures(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the order of the prompt, at the places of their placeholders."""

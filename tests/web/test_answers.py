@@ -77,7 +77,7 @@ def refusal(status: int, message: str, **headers: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("served", "shown"),
     [
         (refusal(401, "no"), "The server refused the key. Start the page with the server's key"),
         (refusal(429, "m is full", **{"Retry-After": "7"}), "is busy: m is full. Try again in 7 s."),
@@ -87,8 +87,8 @@ def refusal(status: int, message: str, **headers: str) -> dict[str, Any]:
         ({"status": 404, "said": {"error": "no such page"}}, "request (404): no such page."),
     ],
 )  # fmt: skip
-async def test_a_refusal_is_told(told: dict[str, Any], shown: str) -> None:
-    with upstream(**told) as server:
+async def test_a_refusal_is_reported(served: dict[str, Any], shown: str) -> None:
+    with upstream(**served) as server:
         found = await last(server)
     assert shown in found.error
     assert not found.text
@@ -108,7 +108,7 @@ async def test_what_came_before_an_error_stays(chunks: list[Any], shown: str) ->
         assert await last(server) == Shown(text="half", error=shown, ended=True)
 
 
-async def test_a_server_that_is_away_is_told() -> None:
+async def test_a_server_that_is_away_is_reported() -> None:
     with upstream() as server:
         pass
     assert (await last(server.url)).error == f"No server answers at {server.url}. Is it running?"
@@ -141,7 +141,7 @@ async def test_models_and_what_they_take() -> None:
 @pytest.mark.parametrize(
     ("models", "why"), [([], "lists no models"), ([{"name": "x"}], "is it an OpenAI-compatible server")]
 )
-async def test_a_server_without_models_is_told(models: list[Any], why: str) -> None:
+async def test_a_server_without_models_is_reported(models: list[Any], why: str) -> None:
     with upstream(models=models) as server:
         async with Api(server.url, None) as api:
             with pytest.raises(AnswerError, match=why):
@@ -203,7 +203,7 @@ HEARD = {
 }
 
 
-async def heard(server: Upstream, files: list[str]) -> Shown:
+async def transcribed(server: Upstream, files: list[str]) -> Shown:
     """The last picture of what becomes of recordings."""
     async with Api(server.url, None) as api:
         said = {"text": "", "files": files}
@@ -214,19 +214,19 @@ async def test_recordings_become_transcripts_with_times(tmp_path: Path) -> None:
     recording = tmp_path / "talk.wav"
     recording.write_bytes(b"RIFF, and what is said")
     with upstream(models=[EARS], said=HEARD) as server:
-        shown = await heard(server, [str(recording)])
+        shown = await transcribed(server, [str(recording)])
         assert shown == Shown(
             text="**0:00.0 – 0:02.5** Hello there.\n\n**1:01.0 – 1:03.0** Again.", ended=True
         )
         assert b"RIFF, and what is said" in server.forms[0]
         assert b'filename="talk.wav"' in server.forms[0]
-        assert (await heard(server, [str(recording)] * 2)).text.count("Again.") == 2
+        assert (await transcribed(server, [str(recording)] * 2)).text.count("Again.") == 2
         server.said = {"text": "", "segments": []}
-        assert (await heard(server, [str(recording)])).text == "No speech was found."
+        assert (await transcribed(server, [str(recording)])).text == "No speech was found."
         server.said = []
-        assert "no transcript" in (await heard(server, [str(recording)])).error
+        assert "no transcript" in (await transcribed(server, [str(recording)])).error
         server.status, server.said = 400, {"error": {"message": "this is no audio that can be read"}}
-        assert "this is no audio that can be read" in (await heard(server, [str(recording)])).error
+        assert "this is no audio that can be read" in (await transcribed(server, [str(recording)])).error
     assert server.bodies == []
 
 
@@ -266,7 +266,7 @@ async def test_pictures_that_are_too_large_are_named_and_not_asked_about_again(t
 
 
 @pytest.mark.parametrize("choices", [[7], ["a"], [{"delta": 7}], [{"delta": {"content": [1]}}], {"a": 1}])
-async def test_chunks_of_another_shape_are_told(choices: Any) -> None:
+async def test_chunks_of_another_shape_are_reported(choices: Any) -> None:
     with upstream([delta("one"), "data: " + json.dumps({"choices": choices}), end()]) as server:
         shown = await last(server)
     assert shown == Shown(text="one", error="The server sent what is no chunk of an answer.", ended=True)
@@ -309,7 +309,7 @@ async def test_the_oldest_turns_are_left_out_of_a_full_context(most: int, last: 
     assert len(api.asked) == 1 + (8 - len(last)) // 2
 
 
-async def test_a_question_that_is_too_long_alone_is_told() -> None:
+async def test_a_question_that_is_too_long_alone_is_reported() -> None:
     api: Any = Full(0)
     shown = [one async for one in answers(api, NAME, "sys", TALK, "new", Values())]
     assert shown == [Shown(error="The conversation is too long.", ended=True)]
@@ -330,9 +330,9 @@ async def test_which_refusals_are_about_the_length(
 ) -> None:
     with upstream(status=status, said={"error": error}) as server:
         async with Api(server.url, None) as api:
-            with pytest.raises(AnswerError) as told:
+            with pytest.raises(AnswerError) as served:
                 await anext(api.answer({"messages": []}))
-    assert isinstance(told.value, ConversationTooLongError) is is_too_long
+    assert isinstance(served.value, ConversationTooLongError) is is_too_long
 
 
 @pytest.mark.parametrize("said", ["", " \n", {"text": " ", "files": []}, {"text": None}, None])

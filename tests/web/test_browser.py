@@ -66,15 +66,15 @@ def opened(browser: Any, url: str) -> Iterator[Chat]:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Upstream]:
+def served() -> Iterator[Upstream]:
     """A server that says what a test tells it to."""
     with upstream() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def told_url(told: Upstream) -> Iterator[str]:
-    with page_of(told.url) as found:
+def served_url(served: Upstream) -> Iterator[str]:
+    with page_of(served.url) as found:
         yield found
 
 
@@ -130,14 +130,14 @@ def test_stop_ends_the_answer_on_the_server(chat: Chat, server: Server) -> None:
     assert "42" in chat.whole_answer(2)
 
 
-def test_a_reader_who_leaves_ends_the_answer(browser: Any, told: Upstream, told_url: str) -> None:
-    told.chunks = [delta("Half an answer"), threading.Event()]
-    told.left.clear()
-    with opened(browser, told_url) as chat:
+def test_a_reader_who_leaves_ends_the_answer(browser: Any, served: Upstream, served_url: str) -> None:
+    served.chunks = [delta("Half an answer"), threading.Event()]
+    served.left.clear()
+    with opened(browser, served_url) as chat:
         chat.say("First?")
         chat.begun()
-        assert not told.left.is_set()
-    assert told.left.wait(20)
+        assert not served.left.is_set()
+    assert served.left.wait(20)
 
 
 def test_retry_undo_and_clear(chat: Chat, server: Server) -> None:
@@ -172,7 +172,7 @@ def test_nothing_on_the_page_names_another_host(browser: Any, url: str) -> None:
     assert {one.split("/")[2] for one in outside} <= preview
 
 
-def test_the_page_s_process_asks_no_other_host(told: Upstream) -> None:
+def test_the_page_s_process_asks_no_other_host(served: Upstream) -> None:
     program = """
 import socket, sys
 asked, plain = [], socket.getaddrinfo
@@ -182,15 +182,15 @@ from ingot.adapters.web.page_process import launched
 with launched(WebConfig(sys.argv[1], web_port=int(sys.argv[2])), None):
     print(*{str(host) for host in asked})
 """
-    words = [sys.executable, "-c", program, told.url, str(free_port())]
+    words = [sys.executable, "-c", program, served.url, str(free_port())]
     found = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
     assert found.stdout.split() == ["127.0.0.1"]
 
 
-def test_thoughts_are_folded_once_the_answer_begins(browser: Any, told: Upstream, told_url: str) -> None:
+def test_thoughts_are_folded_once_the_answer_begins(browser: Any, served: Upstream, served_url: str) -> None:
     go_on = threading.Event()
-    told.chunks = [delta(reasoning_content="Ten and ten."), go_on, delta("Twenty."), end()]
-    with opened(browser, told_url) as chat:
+    served.chunks = [delta(reasoning_content="Ten and ten."), go_on, delta("Twenty."), end()]
+    with opened(browser, served_url) as chat:
         chat.say("What is 10 + 10?")
         thought = chat.tab.get_by_text("Ten and ten.")
         chat.until("the thought", thought.is_visible)
@@ -201,12 +201,12 @@ def test_thoughts_are_folded_once_the_answer_begins(browser: Any, told: Upstream
 
 
 def test_an_answer_cannot_make_the_browser_ask_the_outside(
-    browser: Any, told: Upstream, told_url: str
+    browser: Any, served: Upstream, served_url: str
 ) -> None:
     script = "<script src='http://outside.example/x.js'></script>"
-    told.chunks = [delta(f"![a]({OUTSIDE}) <img src='{OUTSIDE}'> {script} done"), end()]
+    served.chunks = [delta(f"![a]({OUTSIDE}) <img src='{OUTSIDE}'> {script} done"), end()]
     blocked: list[str] = []
-    with opened(browser, told_url) as chat:
+    with opened(browser, served_url) as chat:
         chat.tab.on("console", lambda one: blocked.append(one.text))
         chat.say("Show me.")
         chat.until("the answer", lambda: "done" in chat.last_answer())
@@ -218,44 +218,48 @@ def test_an_answer_cannot_make_the_browser_ask_the_outside(
 
 
 def test_what_was_shown_before_a_stop_is_part_of_the_conversation(
-    browser: Any, told: Upstream, told_url: str
+    browser: Any, served: Upstream, served_url: str
 ) -> None:
-    told.chunks = [delta("Half an answer"), threading.Event()]
-    told.left.clear()
-    with opened(browser, told_url) as chat:
+    served.chunks = [delta("Half an answer"), threading.Event()]
+    served.left.clear()
+    with opened(browser, served_url) as chat:
         chat.say("First?")
         chat.until("half an answer", lambda: "Half" in chat.last_answer())
         chat.press_stop()
-        assert told.left.wait(20)
-        told.chunks = [delta("Whole"), end()]
+        assert served.left.wait(20)
+        served.chunks = [delta("Whole"), end()]
         chat.say("Second?")
         chat.until("the answer", lambda: "Whole" in chat.last_answer())
-    assert [one["content"] for one in told.bodies[-1]["messages"]] == ["First?", "Half an answer", "Second?"]
+    assert [one["content"] for one in served.bodies[-1]["messages"]] == [
+        "First?",
+        "Half an answer",
+        "Second?",
+    ]
 
 
-def test_errors_are_readable_and_a_retry_follows(browser: Any, told: Upstream, told_url: str) -> None:
-    told.status, told.said, told.headers = 429, {"error": {"message": "all busy"}}, {"Retry-After": "3"}
-    with opened(browser, told_url) as chat:
+def test_errors_are_readable_and_a_retry_follows(browser: Any, served: Upstream, served_url: str) -> None:
+    served.status, served.said, served.headers = 429, {"error": {"message": "all busy"}}, {"Retry-After": "3"}
+    with opened(browser, served_url) as chat:
         chat.say("Hello?")
         chat.until("the error", lambda: "The server is busy: all busy. Try again in 3 s." in chat.shown())
-        told.status, told.chunks = 200, [delta("Yes."), end()]
+        served.status, served.chunks = 200, [delta("Yes."), end()]
         chat.press("Retry")
         chat.until("the answer", lambda: "Yes." in chat.last_answer())
         assert "busy" not in chat.shown()
-    assert told.bodies[-1]["messages"] == [{"role": "user", "content": "Hello?"}]
-    assert told.bodies[-1]["model"] == NAME
+    assert served.bodies[-1]["messages"] == [{"role": "user", "content": "Hello?"}]
+    assert served.bodies[-1]["model"] == NAME
 
 
-def test_a_server_that_was_killed_is_told(chat: Chat, server: Server) -> None:
+def test_a_server_that_was_killed_is_reported(chat: Chat, server: Server) -> None:
     chat.say("What is 12 + 30?")
     chat.whole_answer()
     server.process.kill()
     server.process.wait()
     chat.say("And 1 + 1?")
-    told = f"No server answers at http://127.0.0.1:{server.port}. Is it running?"
-    chat.until("the error", lambda: told in chat.shown())
+    served = f"No server answers at http://127.0.0.1:{server.port}. Is it running?"
+    chat.until("the error", lambda: served in chat.shown())
     chat.tab.reload()
-    chat.until("the error", lambda: told in chat.tab.locator("body").inner_text())
+    chat.until("the error", lambda: served in chat.tab.locator("body").inner_text())
 
 
 def test_a_page_beside_its_server_has_the_key_and_ends_with_it(browser: Any, tmp_path: Path) -> None:
@@ -324,17 +328,17 @@ def test_sending_nothing_does_nothing(chat: Chat, server: Server) -> None:
     assert "42" in chat.whole_answer()
 
 
-def test_formulas_are_set_and_amounts_are_not(browser: Any, told: Upstream, told_url: str) -> None:
-    told.chunks = [delta("Of $x^2$ and \\(y\\), costs $5 and $6; `$z$`"), end()]
-    with opened(browser, told_url) as chat:
+def test_formulas_are_set_and_amounts_are_not(browser: Any, served: Upstream, served_url: str) -> None:
+    served.chunks = [delta("Of $x^2$ and \\(y\\), costs $5 and $6; `$z$`"), end()]
+    with opened(browser, served_url) as chat:
         assert chat.tab.title() == "Ingot"
         assert chat.tab.locator("h1").inner_text() == "Ingot"
         chat.say("What?")
         chat.until("the formulas", lambda: chat.tab.locator(".message.bot .katex").count() == 2)
         assert "costs $5 and $6; $z$" in chat.whole_answer()
         chat.say("And?")
-        chat.until("the second answer", lambda: len(told.bodies[-1]["messages"]) == 3)
-        assert told.bodies[-1]["messages"][1]["content"] == "Of $x^2$ and \\(y\\), costs $5 and $6; `$z$`"
+        chat.until("the second answer", lambda: len(served.bodies[-1]["messages"]) == 3)
+        assert served.bodies[-1]["messages"][1]["content"] == "Of $x^2$ and \\(y\\), costs $5 and $6; `$z$`"
 
 
 def test_files_and_the_microphone_come_with_the_model_and_stop_with_all(browser: Any) -> None:

@@ -34,21 +34,21 @@ def test_it_goes_through_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "served"),
     [
         (["serve", POCKET, "--web-port", "7000"], "flags of the page need --web"),
         (["web", "--url", "nowhere"], "the URL of a server is needed"),
         (["web", "--api-key", "ключ"], "the key must be printable ASCII"),
     ],
 )
-def test_misuse_is_told(words: list[str], told: str) -> None:
+def test_misuse_is_reported(words: list[str], served: str) -> None:
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 2
-    assert told in " ".join(found.stderr.split())
+    assert served in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_what_keeps_a_page_from_starting_is_told_before_an_engine_loads(
+def test_what_keeps_a_page_from_starting_is_reported_before_an_engine_loads(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = object() if is_installed else None
@@ -56,9 +56,9 @@ def test_what_keeps_a_page_from_starting_is_told_before_an_engine_loads(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         found = CliRunner().invoke(app, ["serve", POCKET, "--web", "--web-port", port])
-    told = "the page cannot listen" if is_installed else "pip install -c constraints.txt '.[web]'"
+    served = "the page cannot listen" if is_installed else "pip install -c constraints.txt '.[web]'"
     assert found.exit_code == (2 if is_installed else 1)
-    assert told in " ".join(found.stderr.split())
+    assert served in " ".join(found.stderr.split())
 
 
 async def test_nothing_of_an_answer_may_be_sent_or_loaded_elsewhere() -> None:

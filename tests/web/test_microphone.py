@@ -33,7 +33,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Upstream]:
+def served() -> Iterator[Upstream]:
     with upstream(models=[{"id": NAME, "input_modalities": ["audio"]}]) as found:
         yield found
 
@@ -61,22 +61,22 @@ def send(chat: Chat, recording: Path) -> None:
     chat.press("Submit")
 
 
-def test_a_file_becomes_text_with_times(browser: Any, told: Upstream, recording: Path) -> None:
-    told.said = {"text": "Hello there. Bye.", "segments": SEGMENTS}
-    with page_of(told.url) as url, opened(browser, url) as chat:
+def test_a_file_becomes_text_with_times(browser: Any, served: Upstream, recording: Path) -> None:
+    served.said = {"text": "Hello there. Bye.", "segments": SEGMENTS}
+    with page_of(served.url) as url, opened(browser, url) as chat:
         send(chat, recording)
         chat.until("the words", lambda: "0:00.0 – 0:02.5 Hello there." in chat.last_answer())
         assert "1:01.0 – 1:03.0 Bye." in chat.last_answer()
-        assert recording.read_bytes() in told.forms[-1]
-        told.status, told.said = 400, {"error": {"message": "this is no audio that can be read"}}
+        assert recording.read_bytes() in served.forms[-1]
+        served.status, served.said = 400, {"error": {"message": "this is no audio that can be read"}}
         send(chat, recording)
         chat.until("the error", lambda: "this is no audio that can be read" in chat.shown())
         assert chat.hosts == {url.removeprefix("http://")}
 
 
-def test_the_microphone(browser: Any, told: Upstream) -> None:
-    told.status, told.said = 200, {"text": "Hello there. Bye.", "segments": SEGMENTS}
-    with page_of(told.url) as url, opened(browser, url) as chat:
+def test_the_microphone(browser: Any, served: Upstream) -> None:
+    served.status, served.said = 200, {"text": "Hello there. Bye.", "segments": SEGMENTS}
+    with page_of(served.url) as url, opened(browser, url) as chat:
         chat.press("Record audio")
         chat.press("Start recording")
         chat.tab.wait_for_timeout(1500)
@@ -85,8 +85,8 @@ def test_the_microphone(browser: Any, told: Upstream) -> None:
         chat.until("the recording", chat.tab.get_by_label("Remove file").count)
         chat.press("Submit")
         chat.until("the words", lambda: "Hello there." in chat.last_answer())
-    assert b"Content-Type: audio/wav" in told.forms[-1]
-    assert b"\r\n\r\nRIFF" in told.forms[-1]
+    assert b"Content-Type: audio/wav" in served.forms[-1]
+    assert b"\r\n\r\nRIFF" in served.forms[-1]
 
 
 def test_the_model_that_ships(browser: Any) -> None:

@@ -103,7 +103,7 @@ def test_a_picture_that_is_dropped_or_pasted(chat: Chat, scene: bytes, kind: str
     assert chat.whole_answer().strip() == "orange"
 
 
-def test_what_is_no_picture_or_too_large_is_told(chat: Chat, tmp_path: Path, scene: bytes) -> None:
+def test_what_is_no_picture_or_too_large_is_reported(chat: Chat, tmp_path: Path, scene: bytes) -> None:
     """The chat goes on."""
     for number, (data, words) in enumerate(
         ((b"no picture", "this is no picture"), (bytes(MOST_PICTURE + 1), "scene.png is larger than 11 MiB")),

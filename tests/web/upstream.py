@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-NAME = "told"
+NAME = "served"
 
 
 def delta(content: str | None = None, **more: Any) -> dict[str, Any]:
@@ -55,36 +55,36 @@ class Upstream:
 @contextlib.contextmanager
 def upstream(chunks: Sequence[Any] = (), **values: Any) -> Iterator[Upstream]:
     """A server on a free port while the block is open."""
-    told = Upstream(chunks, **values)
+    served = Upstream(chunks, **values)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told.keys.append(self.headers["Authorization"])
-            self._reply(json.dumps({"object": "list", "data": list(told.models)}).encode())
+            served.keys.append(self.headers["Authorization"])
+            self._reply(json.dumps({"object": "list", "data": list(served.models)}).encode())
 
         def do_POST(self) -> None:
-            told.keys.append(self.headers["Authorization"])
+            served.keys.append(self.headers["Authorization"])
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path == "/v1/audio/transcriptions":
-                told.forms.append(body)
-                self._reply(json.dumps(told.said).encode(), told.status, told.headers)
+                served.forms.append(body)
+                self._reply(json.dumps(served.said).encode(), served.status, served.headers)
                 return
-            told.bodies.append(json.loads(body))
-            if told.status != 200:
-                self._reply(json.dumps(told.said).encode(), told.status, told.headers)
+            served.bodies.append(json.loads(body))
+            if served.status != 200:
+                self._reply(json.dumps(served.said).encode(), served.status, served.headers)
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             try:
-                for chunk in told.chunks:
+                for chunk in served.chunks:
                     if isinstance(chunk, threading.Event):
                         while not chunk.wait(0.02):
                             self._event(": still here")
                     else:
                         self._event(chunk if isinstance(chunk, str) else f"data: {json.dumps(chunk)}")
             except OSError:
-                told.left.set()
+                served.left.set()
 
         def _event(self, text: str) -> None:
             self.wfile.write(f"{text}\n\n".encode())
@@ -101,7 +101,7 @@ def upstream(chunks: Sequence[Any] = (), **values: Any) -> Iterator[Upstream]:
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        told.url = f"http://127.0.0.1:{server.server_address[1]}"
+        served.url = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield told
+        yield served
         server.shutdown()

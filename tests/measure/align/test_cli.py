@@ -35,13 +35,13 @@ def test_aligned(engine: Path, originals: dict[str, Path]) -> None:
     result = ingot("align", engine, "--reference", originals["llama"], *IDS)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == "aligned"
-    for told in (
+    for reported in (
         "reference:   Hugging Face's LlamaForCausalLM, fp32",
         "noise floor: fp64 against fp32",
         "top-1 100.0%",
         "stop ids: equal, none (generate of Hugging Face's class)",
     ):
-        assert told in result.stdout
+        assert reported in result.stdout
     kinds = [words[0].split(".")[-1] for words in table(result.stdout)]
     assert kinds == ["embedding", *LAYER_STAGES, "final_norm", "logits", "served"]
     assert result.stdout.count("worst of 2 layers") == len(LAYER_STAGES)
@@ -86,7 +86,7 @@ def test_diverged(wrong: Path, originals: dict[str, Path], tmp_path: Path) -> No
         *("…", "layers.1.attention", "layers.1.residual", "layers.1.post_norm", "layers.1.mlp", "…"),
         *("logits", "served"),
     ]
-    for told in (
+    for reported in (
         "beyond, wrong alone",
         "8 earlier stages within the limits",
         "2 later stages beyond the limits too",
@@ -94,7 +94,7 @@ def test_diverged(wrong: Path, originals: dict[str, Path], tmp_path: Path) -> No
         "The module is wrong by itself",
         "expected 5x32 float32  mean",
     ):
-        assert told in result.stdout
+        assert reported in result.stdout
     assert "<!doctype html>" in page.read_text()
 
 

@@ -162,8 +162,8 @@ def test_the_json_of_a_row_and_of_the_first_bad_stage(alone: bool) -> None:
     stops = StopCheck(None, (9,), (), "the trace")
     facts = ("e", "r", "n", "fp32", "cpu", 2)
     report = Report(*facts, [AlignCase("a", [1])], [row], [], stops, first_of(row, alone))
-    told = report_json(report)
-    (one,), first = told["rows"], told["first"]
+    reported = report_json(report)
+    (one,), first = reported["rows"], reported["first"]
     assert (one["case"], one["step"], one["stage"]) == (5, 2, "layers.0.mlp")
     assert one["difference"] == {"max_abs": 21.0, "relative": 0.22, "cosine": 0.23, "token": 2, "channel": 24}
     assert {name: one["alone"][name] for name in one["difference"]} == {
@@ -177,16 +177,16 @@ def test_the_json_of_a_row_and_of_the_first_bad_stage(alone: bool) -> None:
     assert (first["position"], first["expected_value"], first["got_value"]) == (31, 32.0, 33.0)
     assert (first["expected"]["dtype"], first["got"]["dtype"]) == ("float32", "float16")
     assert ("5.00e-01 (limit 4.00e-01)" if alone else "2.20e-01 here (limit 1.00e+00)") in first["why"]
-    facts_told = [told[name] for name in ("engine", "reference", "noise", "dtype", "device", "steps")]
-    assert facts_told == [*facts]
+    facts_reported = [reported[name] for name in ("engine", "reference", "noise", "dtype", "device", "steps")]
+    assert facts_reported == [*facts]
 
 
 def test_a_row_without_a_module_has_no_figures_of_one() -> None:
     row = row_of("layers.0.mlp", 0, None)
-    told = report_json(
+    reported = report_json(
         Report("e", "r", "n", "fp32", "cpu", 0, [], [row], [], StopCheck(None, (), (), "t"), None)
     )
-    assert [told["rows"][0][name] for name in ("alone", "alone_floor", "alone_limit")] == [None] * 3
+    assert [reported["rows"][0][name] for name in ("alone", "alone_floor", "alone_limit")] == [None] * 3
     assert cells(row) == ["2.10e+01", "2.20e-01", "", "2.50e-01", "1.00e+00", "0.230000"]
     assert share_of_limit(row) == pytest.approx(0.22 / 1.001)
 
@@ -211,8 +211,8 @@ def test_the_page_shows_each_step_s_figures_and_opens_those_that_are_bad() -> No
     for step, (row, part) in enumerate(zip(rows, found, strict=True)):
         assert f"<summary>{f'decode step {step}' if step else 'the prompt'}</summary>" in part
         assert part.count('<tr class="bad">') == (step > 1)
-        told = re.findall("<td>([^<]*)</td>", part)
-        assert told == [row.stage, *cells(row)]
+        reported = re.findall("<td>([^<]*)</td>", part)
+        assert reported == [row.stage, *cells(row)]
         share = row.difference.relative / row.limit
         assert f'style="width:{int(share * 40)}px"></span> {share:.2g}</td>' in part
 

@@ -217,7 +217,7 @@ def test_a_number_is_found_on_both_sides_of_the_grid_s_best_point(number: float)
 
 
 @pytest.mark.parametrize(("got", "says"), [([1, 7], "a token 1"), ([7, 7], "a second token 7"), ([7], "")])
-def test_a_first_token_is_told_from_a_second_one(got: list[int], says: str) -> None:
+def test_a_first_token_is_distinguished_from_a_second_one(got: list[int], says: str) -> None:
     rows = torch.arange(1)
     one = Divergence("prompt", None, 0, rows, rows, torch.tensor([7]), torch.tensor(got), 0.0)
     found = explain_ids(one)

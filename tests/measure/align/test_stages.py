@@ -147,7 +147,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("forced", [None, [7, 1]])
-def test_tokens_that_are_forced_are_fed_and_choices_told(forced: list[int] | None) -> None:
+def test_tokens_that_are_forced_are_fed_and_choices_reported(forced: list[int] | None) -> None:
     model = Counting()
     choices = run_steps(model, [2, 3], 2, forced)
     if forced is None:

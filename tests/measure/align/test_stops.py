@@ -183,10 +183,10 @@ def test_the_files_say_what_generate_does(llama: Path, copied: Copied) -> None:
 
     folder = copied(llama, "config.json", eos_token_id=[END, 5])
     path = folder / "generation_config.json"
-    for told in ({"eos_token_id": 7}, {"eos_token_id": [7, 8]}, {"bos_token_id": 1}, None):
+    for reported in ({"eos_token_id": 7}, {"eos_token_id": [7, 8]}, {"bos_token_id": 1}, None):
         path.unlink(missing_ok=True)
-        if told is not None:
-            path.write_text(json.dumps(told))
+        if reported is not None:
+            path.write_text(json.dumps(reported))
         named = AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
         theirs = () if named is None else tuple(named) if isinstance(named, list) else (named,)
         assert stop_ids_of_files(folder) == theirs
@@ -246,9 +246,9 @@ def test_what_is_said_of_both_sets(
     check = check_of(expected, got, designed)
     assert stops_text(check) == text
     report = Report("e", "r", "n", "fp32", "cpu", 0, [], [], [], check, None)
-    told = report_json(report)["stop_ids"]
-    assert (told["missing"], told["extra"], told["equal"]) == (missing, extra, equal)
-    assert (told["expected"], told["got"], told["designed"]) == (expected, got, designed)
+    reported = report_json(report)["stop_ids"]
+    assert (reported["missing"], reported["extra"], reported["equal"]) == (missing, extra, equal)
+    assert (reported["expected"], reported["got"], reported["designed"]) == (expected, got, designed)
     assert check.is_bad is (equal is False)
     assert report.aligned is (equal is not False)
     assert explain_stops(check, []) == [] or check.is_bad

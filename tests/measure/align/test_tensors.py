@@ -111,13 +111,13 @@ def compared(built: Path, original: Path) -> TensorCheck:
 @pytest.mark.parametrize("name", PLANTED)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_what_was_changed_is_named(name: str, dtype: str, original: Path, tmp_path: Path) -> None:
-    edit, tensor, told = PLANTED[name]
+    edit, tensor, reported = PLANTED[name]
     other = changed(original, tmp_path, edit)
     engine = build(other, tmp_path / "engine", device="cpu", dtype=dtype, proof=False)
     for built in (engine, other) if dtype == "fp32" else (engine,):
         first, *rest = compared(built, original).differences
         assert first.name == tensor.removeprefix("model.")
-        assert first.text.startswith(told), first.text
+        assert first.text.startswith(reported), first.text
         assert len(rest) == (name == "layers exchanged")
 
 
@@ -137,7 +137,7 @@ def test_a_copied_value_may_not_be_one_unit_off(original: Path, tmp_path: Path) 
 def test_what_was_changed_before_quantization_is_named(
     name: str, scheme: str, original: Path, tmp_path: Path
 ) -> None:
-    edit, tensor, told = PLANTED[name]
+    edit, tensor, reported = PLANTED[name]
     other = changed(original, tmp_path, edit)
     engine = built_of(other, tmp_path / "engine", scheme)
     first, *rest = compared(engine, original).differences
@@ -148,7 +148,7 @@ def test_what_was_changed_before_quantization_is_named(
     elif name == "negated":
         assert first.text.startswith("the reference's times -")
     elif name not in ("columns", "one row smaller"):  # which fewer bits take for a factor
-        assert first.text.startswith(told), first.text
+        assert first.text.startswith(reported), first.text
 
 
 @pytest.mark.grid(1)
@@ -203,8 +203,8 @@ def test_the_terminal_names_it_and_exits_with_1(original: Path, tmp_path: Path) 
     assert shown.exit_code == 1
     assert "tensors: 1 of 19 differ from the reference's\n" in shown.stdout
     assert "  layers.0.mlp.down_proj.weight: 1 of 8192 values: [3, 17] is 2.5 instead of" in shown.stdout
-    told = json.loads(ingot("align", engine, "--reference", original, *words, "--json").stdout)
-    assert [one["name"] for one in told["tensors"]["differences"]] == ["layers.0.mlp.down_proj.weight"]
+    reported = json.loads(ingot("align", engine, "--reference", original, *words, "--json").stdout)
+    assert [one["name"] for one in reported["tensors"]["differences"]] == ["layers.0.mlp.down_proj.weight"]
     clean = ingot("align", engine, "--reference", other, *words)
     assert (clean.exit_code, "tensors: equal (19 compared)\n" in clean.stdout) == (0, True), clean.stdout
 

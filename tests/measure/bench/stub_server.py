@@ -130,8 +130,8 @@ class Stub:
 
 
 def _choice(chat: bool, text: str, reason: str | None) -> dict[str, Any]:
-    told = {"delta": {"content": text} if text else {}} if chat else {"text": text}
-    return {"index": 0, **told, "logprobs": None, "finish_reason": reason}
+    reported = {"delta": {"content": text} if text else {}} if chat else {"text": text}
+    return {"index": 0, **reported, "logprobs": None, "finish_reason": reason}
 
 
 def _prompt_tokens(body: dict[str, Any]) -> int:

@@ -138,7 +138,7 @@ def test_an_engine_against_its_checkpoint_and_hugging_face_on_another(engine: Pa
     assert record["sides"][1]["name"] == "huggingface"
 
 
-def test_two_engines_are_told_apart() -> None:
+def test_two_engines_are_distinguished() -> None:
     def names(a: str, b: str, **other: Any) -> tuple[str, ...]:
         sides = named_apart(SideSpec(path=a), SideSpec(path=b, **other))
         return tuple(side.title for side in sides)
@@ -152,11 +152,11 @@ def test_two_engines_are_told_apart() -> None:
 def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
     spec = SideSpec(random_weights=str(config), device="cpu", max_batch_size=2)
     wanted = Latency(batches=(2,), prompt_tokens=4, new_tokens=2, repeats=1)
-    told: list[str] = []
-    side, ceiling = session._measure_apart(spec, wanted, None, told.append)
+    reported: list[str] = []
+    side, ceiling = session._measure_apart(spec, wanted, None, reported.append)
     assert side["results"][0]["batch"] == 2
     assert ceiling.read_gb_s > 0
-    assert told == ["ingot in a process of its own"]
+    assert reported == ["ingot in a process of its own"]
 
 
 @pytest.mark.slow  # a process; that an error crosses to this one: test_sweep.py
@@ -164,7 +164,7 @@ def test_an_error_of_the_other_process_arrives() -> None:
     spec = SideSpec(random_weights="absent", device="cpu", max_batch_size=2)
     wanted = Latency(batches=(2,), prompt_tokens=4, new_tokens=2, repeats=1)
     with pytest.raises(CheckpointError, match="no such config"):
-        session._measure_apart(spec, wanted, None, lambda told: None)
+        session._measure_apart(spec, wanted, None, lambda reported: None)
 
 
 # --- what is printed -------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_throughput_beside_another_side_is_three_tables(config: Path) -> None:
     assert all(title in shown for title in (*titles, "speedup of ingot over huggingface"))
 
 
-def test_the_batch_invariant_mode_is_told(config: Path) -> None:
+def test_the_batch_invariant_mode_is_reported(config: Path) -> None:
     words = ("--random-weights", config, "--against", "hf", "--batch-invariant", *SMALL)
     record = bench_json("latency", "--batch", 2, *words)
     ours, theirs = record["sides"]
@@ -207,7 +207,7 @@ def test_the_batch_invariant_mode_is_told(config: Path) -> None:
     assert "ingot, batch invariant: throughput, 2 requests" in shown
 
 
-def test_kernels_are_told_with_their_ceiling() -> None:
+def test_kernels_are_reported_with_their_ceiling() -> None:
     times = {"p50": 2.5, "p90": 2.75, "p99": 3, "least": 2, "most": 3}
     entry = {"op": "rms_norm + residual", "shape": "4096", "rows": 8, "cached": True, "us": times,
              "gb_s": 1234.5, "tflop_s": 0.0, "bound": "read", "share_of_ceiling": None,
@@ -316,10 +316,10 @@ def test_a_missing_transformers_is_said_before_anything_is_measured(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     spec = SideSpec(random_weights=str(config), device="cpu")
     wanted = Latency(batches=(1,), prompt_tokens=4, new_tokens=1, repeats=1)
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(DeviceError, match="pip install transformers"):
-        session.bench(spec, wanted, spec.replace(kind="hf"), say=told.append)
-    assert told == []
+        session.bench(spec, wanted, spec.replace(kind="hf"), say=reported.append)
+    assert reported == []
 
 
 def test_the_library_refuses_too(engine: Path) -> None:

@@ -58,10 +58,10 @@ def test_every_scheme_has_every_figure(shape: Path, tmp_path: Path, scheme: str)
     assert table["read_gb_s"]["least"] > 0
     assert found["rounds"] == 2
     for batch in ("1", "3"):
-        told = found["decode"][batch]
-        assert told["runs"] == 4
-        assert told["least"] <= told["p50"] <= told["p90"] <= told["most"]
-        assert told["floor"] > 0
+        reported = found["decode"][batch]
+        assert reported["runs"] == 4
+        assert reported["least"] <= reported["p50"] <= reported["p90"] <= reported["most"]
+        assert reported["floor"] > 0
         assert found["ttft"][batch]["p50"] > 0
     assert len(found["prefill"]["medians"]) == 2
     assert found["mixed"]["runs"] == 2
@@ -81,8 +81,8 @@ def test_rounds_are_pooled(tmp_path: Path) -> None:
         runs = {"one_new": [0.1, 0.1], "all_new": all_new}
         entry = {"batch": 64, "new_tokens": 101, "floor_ms": 4.0, "seconds_of_runs": runs}
         machine = {"gpu": gpu, "commit": "abc", "torch": "2"}
-        told = {"machine": machine, "ceiling": {"read_gb_s": 4000.0}, "command": "x", "latency": [entry]}
-        return json.dumps(told)
+        reported = {"machine": machine, "ceiling": {"read_gb_s": 4000.0}, "command": "x", "latency": [entry]}
+        return json.dumps(reported)
 
     (tmp_path / "w8a8.1.json").write_text(record([0.94, 0.95]), encoding="utf-8")
     (tmp_path / "w8a8.2.json").write_text(record([1.145, 0.949]), encoding="utf-8")

@@ -68,7 +68,7 @@ def test_without_usage_chunks_are_counted_and_the_report_says_so() -> None:
     assert any("4 answers came without usage" in doubt for doubt in record["doubts"])
 
 
-def test_answers_that_end_early_are_told() -> None:
+def test_answers_that_end_early_are_reported() -> None:
     record = measured(Stub(most_tokens=4))
     assert record["results"][0]["short"] == 4
     assert any("4 answers have other numbers of tokens" in doubt for doubt in record["doubts"])
@@ -186,14 +186,14 @@ SOME = {
 
 @pytest.mark.stays("429", "whole", "json", "hang")
 @pytest.mark.parametrize("fault", SOME, ids=str)
-def test_failed_requests_are_counted_by_kind_and_told(fault: int | str) -> None:
-    kind, told = SOME[fault]
+def test_failed_requests_are_counted_by_kind_and_reported(fault: int | str) -> None:
+    kind, reported = SOME[fault]
     stub = Stub(fault=fault, faulty=lambda number: number == 2)
     record = measured(stub, Point(concurrency=1), timeout_s=3)
     (entry,) = record["results"]
     assert (entry["completed"], entry["errors"]) == (3, {kind: 1})
     assert entry["raw"][1]["error"] == kind
-    assert told in entry["told"][kind]
+    assert reported in entry["told"][kind]
     assert any(f"1 of 4 requests failed, {kind}" in doubt for doubt in record["doubts"])
     assert entry["output_tokens"] == 18
 
@@ -210,13 +210,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("fault", REFUSED, ids=str)
 def test_a_first_request_that_fails_ends_the_measurement(fault: int | str) -> None:
-    kind, told = REFUSED[fault]
-    with raises_shown(kind, told):
+    kind, reported = REFUSED[fault]
+    with raises_shown(kind, reported):
         measured(Stub(fault=fault))
 
 
 @pytest.mark.parametrize(
-    ("stub", "asked", "told"),
+    ("stub", "asked", "reported"),
     [
         (Stub(models=("a", "b")), {"model": "c"}, "no such model; seen: c; allowed: a, b"),
         (Stub(models=("a", "b")), {}, "several models; allowed: a, b"),
@@ -225,8 +225,10 @@ def test_a_first_request_that_fails_ends_the_measurement(fault: int | str) -> No
         (Stub(key="right"), {"api_key": "wrong"}, "another --api-key"),
     ],
 )
-def test_a_model_or_key_that_the_server_does_not_take(stub: Stub, asked: dict[str, str], told: str) -> None:
-    with raises_shown(ConfigError, told):
+def test_a_model_or_key_that_the_server_does_not_take(
+    stub: Stub, asked: dict[str, str], reported: str
+) -> None:
+    with raises_shown(ConfigError, reported):
         measured(stub, **asked)
 
 
@@ -279,7 +281,7 @@ def test_a_load_of_which_nothing_succeeds_exits_with_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--url", "http://127.0.0.1:1"), "no server answers"),
         (("--rate", "0"), "not a list of rates"),
@@ -294,11 +296,11 @@ def test_a_load_of_which_nothing_succeeds_exits_with_1() -> None:
         (("--dataset", "none.jsonl"), "cannot be read"),
     ],
 )
-def test_misuse_exits_with_2(words: tuple[str, ...], told: str) -> None:
+def test_misuse_exits_with_2(words: tuple[str, ...], reported: str) -> None:
     given = words if "--url" in words else ("--url", "http://127.0.0.1:1", *words)
     result = ingot("bench", "serving", *given)
     assert result.exit_code == 2
-    assert told in " ".join(result.stderr.split())
+    assert reported in " ".join(result.stderr.split())
 
 
 def test_importing_ingot_imports_no_http_client() -> None:

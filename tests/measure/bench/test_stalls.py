@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from neighbours import CASES, EARS, HEAR, HEARD, Maker
+from neighbours import CASES, EARS, HEARD, TRANSCRIBE, Maker
 
 
 @pytest.mark.parametrize("kind", ["ordinary", *CASES, *HEARD])
@@ -27,7 +27,7 @@ def test_every_request_is_whole_and_new(kind: str) -> None:
 def test_a_recording_is_a_form_with_a_minute_of_sound() -> None:
     request = Maker("m", longest=512, per_word=1.5, seed=1).recording()
     line, _, message = request.partition(b"\r\n")
-    assert line == f"POST {HEAR} HTTP/1.1".encode()
+    assert line == f"POST {TRANSCRIBE} HTTP/1.1".encode()
     parts = message_from_bytes(message).get_payload()
     found = {
         one.get_param("name", header="content-disposition"): one.get_payload(decode=True) for one in parts

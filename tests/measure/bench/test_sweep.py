@@ -80,10 +80,10 @@ def measured(opener: Callable[[SideSpec], Any], tried: list[int]) -> Any:
     """A measurement in this process that notes the sizes it tries."""
 
     def measure(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
-        for told in measure_line(line, wanted, quality, opener):
-            if "batch" in told and told["batch"] not in tried:
-                tried.append(told["batch"])
-            yield told
+        for reported in measure_line(line, wanted, quality, opener):
+            if "batch" in reported and reported["batch"] not in tried:
+                tried.append(reported["batch"])
+            yield reported
 
     return measure
 
@@ -109,8 +109,8 @@ def test_a_quantized_checkpoint_is_measured_as_it_is(tmp_path: Path) -> None:
     sweep = Sweep(spec_of(folder), shape=shape, batches=(1,))
     (line,) = sweep.lines()
     assert (line.name, line.quant, line.spec.quant) == ("fp32 w4a16", "w4a16", "none")
-    told = list(measure_line(line, LineWanted((1,), shape), None))
-    point = told[-1]["point"]
+    reported = list(measure_line(line, LineWanted((1,), shape), None))
+    point = reported[-1]["point"]
     assert (point["status"], point["facts"]["quantization"]) == (OK, "w4a16")
     dense = SweepLine("fp32", line.spec, "none", is_stored=True)
     with pytest.raises(ConfigError, match="not loaded in the requested precision"):
@@ -137,8 +137,8 @@ def test_pytorchs_errors_of_memory_are_limits_and_others_are_not(checkpoint: Pat
     line, wanted = SweepLine("fp32", spec_of(checkpoint)), LineWanted((1, 2), SHAPE)
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...")
     for error in (torch.OutOfMemoryError("CUDA out of memory. Tried"), cpu):
-        told = list(measure_line(line, wanted, None, lambda s, error=error: FakeSide(s, 1, error)))
-        assert told[-1]["point"]["status"] == DOES_NOT_FIT
+        reported = list(measure_line(line, wanted, None, lambda s, error=error: FakeSide(s, 1, error)))
+        assert reported[-1]["point"]["status"] == DOES_NOT_FIT
     other = RuntimeError("illegal memory access")
     with pytest.raises(RuntimeError, match="illegal memory access"):
         list(measure_line(line, wanted, None, lambda s: FakeSide(s, 1, other)))
@@ -148,9 +148,11 @@ def test_a_side_that_cannot_even_be_loaded_does_not_fit(checkpoint: Path) -> Non
     def opener(spec: SideSpec) -> Side:
         raise OutOfMemoryError("the weights do not fit", seen="60 GB")
 
-    told = list(measure_line(SweepLine("fp32", spec_of(checkpoint)), LineWanted((4,), SHAPE), None, opener))
-    assert told[0] == {"batch": 4}
-    assert told[-1] == {"point": {"status": DOES_NOT_FIT, "reason": "the weights do not fit: 60 GB"}}
+    reported = list(
+        measure_line(SweepLine("fp32", spec_of(checkpoint)), LineWanted((4,), SHAPE), None, opener)
+    )
+    assert reported[0] == {"batch": 4}
+    assert reported[-1] == {"point": {"status": DOES_NOT_FIT, "reason": "the weights do not fit: 60 GB"}}
 
 
 @pytest.mark.slow
@@ -169,13 +171,13 @@ def test_the_cache_of_a_real_engine_is_resized_until_it_does_not_hold_the_batch(
 
 def test_a_process_that_dies_ends_its_line_and_is_tried_again(checkpoint: Path, tmp_path: Path) -> None:
     line = SweepLine("fp32", spec_of(checkpoint))
-    told = list(measure_apart(line, LineWanted((1,), SHAPE, with_quality=True), deadly))
-    assert told[-1]["point"]["status"] == DIED
-    assert "killed" in told[-1]["point"]["reason"]
+    reported = list(measure_apart(line, LineWanted((1,), SHAPE, with_quality=True), deadly))
+    assert reported[-1]["point"]["status"] == DIED
+    assert "killed" in reported[-1]["point"]["reason"]
 
     def dies(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
         yield {"batch": wanted.batches[0]}
-        yield told[-1]
+        yield reported[-1]
 
     sweep = Sweep(spec_of(checkpoint), batches=(1, 2), shape=SHAPE)
     record = run_sweep(sweep, tmp_path, measure=dies)
@@ -240,9 +242,9 @@ def test_other_settings_are_refused_by_name_and_fresh_starts_over(checkpoint: Pa
 
 def test_points_survive_an_interrupt_and_a_line_that_was_cut_off(checkpoint: Path, tmp_path: Path) -> None:
     def interrupted(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
-        for told in measure_line(line, wanted, quality, FakeSide):
-            yield told
-            if "point" in told:
+        for reported in measure_line(line, wanted, quality, FakeSide):
+            yield reported
+            if "point" in reported:
                 raise KeyboardInterrupt
 
     sweep = Sweep(spec_of(checkpoint), batches=(1, 2), shape=SHAPE)
@@ -293,8 +295,8 @@ def test_a_line_a_scheme(checkpoint: Path) -> None:
     assert [(line.name, line.spec.quant) for line in lines] == [
         ("fp32", "none"), ("fp32 w8a16", "w8a16"), ("fp32 w4a16", "w4a16"), ("Hugging Face fp32", "none"),
     ]  # fmt: skip
-    told = list(measure_line(lines[2], LineWanted((1, 2), SHAPE), None))
-    points = [one["point"] for one in told if "point" in one]
+    reported = list(measure_line(lines[2], LineWanted((1, 2), SHAPE), None))
+    points = [one["point"] for one in reported if "point" in one]
     assert [point["facts"]["quantization"] for point in points] == ["w4a16", "w4a16"]
 
 
@@ -333,9 +335,9 @@ def test_a_quality_without_memory_leaves_the_speed(checkpoint: Path) -> None:
         raise OutOfMemoryError("too long a window")
 
     line, wanted = SweepLine("fp32", spec_of(checkpoint)), LineWanted((1,), SHAPE, with_quality=True)
-    told = list(measure_line(line, wanted, quality, FakeSide))
-    assert {"quality": {}, "reason": "too long a window"} in told
-    assert told[-1]["point"]["status"] == OK
+    reported = list(measure_line(line, wanted, quality, FakeSide))
+    assert {"quality": {}, "reason": "too long a window"} in reported
+    assert reported[-1]["point"]["status"] == OK
 
 
 def test_the_pareto_line_of_speed_against_memory() -> None:

@@ -108,7 +108,7 @@ def test_sizes_end_with_the_clips(whisper: Path) -> None:
 
 
 def test_what_is_of_the_other_kind(whisper: Path, checkpoint: Path, tmp_path: Path) -> None:
-    for model, words, told in (
+    for model, words, reported in (
         (whisper, ("--prompt-tokens", "8"), "it is about prompts, and this is a speech model"),
         (checkpoint, ("--clips", "8"), "it is about clips, and this model takes text"),
         (whisper, ("--quant", "encoder=w3"), "the parts of a model and their schemes are not named"),
@@ -116,7 +116,7 @@ def test_what_is_of_the_other_kind(whisper: Path, checkpoint: Path, tmp_path: Pa
     ):
         shown = ingot("sweep", model, "--out", tmp_path / "new", "--no-png", "--device", "cpu", *words)
         assert shown.exit_code == 2, shown.output
-        assert told in " ".join(shown.stderr.replace("│", " ").split())
+        assert reported in " ".join(shown.stderr.replace("│", " ").split())
     with pytest.raises(ConfigError, match="needs a model of text"):
         run_sweep(Sweep(SideSpec(path=str(whisper), device="cpu"), shape=Latency((1,))), tmp_path)
     with pytest.raises(RequestError, match="does not take speech"):

@@ -63,10 +63,10 @@ def test_texts_that_cannot_be_used(tmp_path: Path, checkpoint: Path) -> None:
     empty.touch()
     with pytest.raises(ConfigError, match="empty"):
         TextLatency.of([], (1,), 4, 1)
-    for words, told in (
+    for words, reported in (
         ((POCKET, "--text", tmp_path / "none.txt"), "cannot be read"),
         (("--random-weights", checkpoint / "config.json", "--text", empty), "needs a tokenizer"),
     ):
         result = ingot("bench", "latency", *words, "--device", "cpu")
         assert result.exit_code == 2
-        assert told in result.stderr
+        assert reported in result.stderr

@@ -24,27 +24,27 @@ def measured(tmp_path: Path, shape: str, **given: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_windows_are_measured_beside_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[bytes] = []
+    transcribed: list[bytes] = []
     noise = whisper.noise
 
     def seen(count: int, seed: int) -> torch.Tensor:
         samples = noise(count, seed)
-        heard.extend(one.numpy().tobytes() for one in samples)
+        transcribed.extend(one.numpy().tobytes() for one in samples)
         return samples
 
     monkeypatch.setattr(whisper, "noise", seen)
     record = measured(tmp_path, "tiny", against="hf")
     json.dumps(record)
     runs = 2 * 3 * (1 + 3)  # all tokens and the first, runs, windows
-    assert len(heard) == 2 * runs
-    assert len(set(heard)) == runs, "an encoder's output would be found again"
+    assert len(transcribed) == 2 * runs
+    assert len(set(transcribed)) == runs, "an encoder's output would be found again"
     assert {"command", "machine", "shape", "dtype", "quant"} <= set(record)
     for part, count in (("window", 1), ("windows", 3)):
-        for told in (record[part], record["hf"][part]):
-            assert told["windows"] == count
-            assert len(told["all_seconds"]) == len(told["first_seconds"]) == 2
-            assert told["all_s"]["least"] <= told["all_s"]["p50"] <= told["all_s"]["p90"]
-            assert told["windows_per_s"] == pytest.approx(count / told["all_s"]["p50"], rel=0.01)
+        for reported in (record[part], record["hf"][part]):
+            assert reported["windows"] == count
+            assert len(reported["all_seconds"]) == len(reported["first_seconds"]) == 2
+            assert reported["all_s"]["least"] <= reported["all_s"]["p50"] <= reported["all_s"]["p90"]
+            assert reported["windows_per_s"] == pytest.approx(count / reported["all_s"]["p50"], rel=0.01)
     assert "step" not in record, "of GPUs alone"
 
 

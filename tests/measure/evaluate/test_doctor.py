@@ -125,14 +125,14 @@ def test_texts_in_windows_and_batches_count_as_a_divergence_does(
 def test_the_mix_keeps_the_planted_layer_in_more_bits(planted: Path, samples: Path, tmp_path: Path) -> None:
     all_asked = diagnosed(planted, samples, 10.0).uniform["w4a16"]
     budget = 0.5 * all_asked.measured
-    out, told = tmp_path / "mixed.yaml", tmp_path / "found.json"
-    words = ("--budget", f"kl_mean={budget}", "--out", out, "--json-file", told)
+    out, reported = tmp_path / "mixed.yaml", tmp_path / "found.json"
+    words = ("--budget", f"kl_mean={budget}", "--out", out, "--json-file", reported)
     shown = ingot("doctor", planted, *usual(samples), *words)
     assert shown.exit_code == 0, shown.output
     first = next(line for line in shown.stdout.splitlines() if line.startswith("layers."))
     assert first.startswith(PLANTED)
     assert "measured" in shown.stdout.splitlines()[-1]
-    record = json.loads(told.read_text())
+    record = json.loads(reported.read_text())
     chosen = {layer["name"]: layer["scheme"] for layer in record["layers"]}
     assert chosen[PLANTED] != "w4a16"
     assert sum(scheme == "w4a16" for scheme in chosen.values()) >= 4
@@ -152,7 +152,7 @@ def test_the_mix_keeps_the_planted_layer_in_more_bits(planted: Path, samples: Pa
     assert record["data"]["sha256"] in head
     assert f"{record['chosen']['kl_measured']:.3e} measured" in head
     assert f"{record['chosen']['kl_predicted']:.3e} predicted" in head
-    assert sorted(tmp_path.iterdir()) == [engine, told, out], "nothing else is left"
+    assert sorted(tmp_path.iterdir()) == [engine, reported, out], "nothing else is left"
 
 
 def test_a_budget_that_the_asked_scheme_keeps_changes_nothing(planted: Path, samples: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--budget", "0.01"), "kl_mean=X"),
         (("--budget", "kl_mean=-1"), "kl_mean=X"),
@@ -229,11 +229,11 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
     ],
 )
 def test_what_is_misused(
-    words: tuple[str, ...], told: str, llama: Path, samples: Path, tmp_path: Path
+    words: tuple[str, ...], reported: str, llama: Path, samples: Path, tmp_path: Path
 ) -> None:
     shown = ingot("doctor", llama, *usual(samples), "--out", tmp_path / "m.yaml", *words)
     assert shown.exit_code == 2, shown.output
-    assert told in shown.stderr
+    assert reported in shown.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -305,8 +305,8 @@ def test_the_json_and_the_tables(llama: Path, samples: Path, tmp_path: Path) -> 
         "schemes": {"none": 8},
     }
     shown = ingot("doctor", llama, *words, "--force")
-    for told in ("summed by operator", "summed by decoder layer", "the mix", "all w8a16", "KL measured"):
-        assert told in shown.stdout
+    for reported in ("summed by operator", "summed by decoder layer", "the mix", "all w8a16", "KL measured"):
+        assert reported in shown.stdout
 
 
 @pytest.mark.gpu

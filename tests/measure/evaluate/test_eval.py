@@ -107,14 +107,14 @@ def test_likelihood_of_a_chunked_prompt(llama: Path) -> None:
 
 def test_bits_per_byte_of_known_text(golden: Path, tmp_path: Path) -> None:
     model = golden / "llama_aidreams260K"
-    told = json.loads((model / "perplexity.json").read_text())
-    data = write(tmp_path / "texts.jsonl", *({"text": one["text"]} for one in told))
+    reported = json.loads((model / "perplexity.json").read_text())
+    data = write(tmp_path / "texts.jsonl", *({"text": one["text"]} for one in reported))
     rows = tmp_path / "rows.jsonl"
     found = record("perplexity", model / "hf", "--data", data, "--items", rows, "--window", 128)
-    for one, line in zip(told, rows.read_text().splitlines(), strict=True):
+    for one, line in zip(reported, rows.read_text().splitlines(), strict=True):
         assert json.loads(line)["ingot"]["perplexity"] == pytest.approx(one["perplexity"], rel=1e-4)
-    loss = sum(sum(one["nll_per_token"]) for one in told)
-    num_bytes = sum(len(one["text"].encode()) for one in told)
+    loss = sum(sum(one["nll_per_token"]) for one in reported)
+    num_bytes = sum(len(one["text"].encode()) for one in reported)
     assert found["counts"]["counted_bytes"] == num_bytes
     bits = found["sides"][0]["metrics"]["bits_per_byte"]
     assert bits == pytest.approx(loss / math.log(2) / num_bytes, rel=1e-4)
@@ -154,13 +154,13 @@ def test_divergence_from_another_is_the_direct_one(llama: Path, other_llama: Pat
     assert found["verdict"] == "beyond"
 
 
-def test_worst_positions_are_told_with_their_text(chatter: Path, tmp_path: Path) -> None:
+def test_worst_positions_are_reported_with_their_text(chatter: Path, tmp_path: Path) -> None:
     other = write_tiny(tmp_path / "other", seed=9)
     (tmp_path / "a.txt").write_text("Once upon a time 有一天")
     result = run("divergence", chatter, "--data", tmp_path / "a.txt", "--against", other)
     assert result.exit_code == 1
-    for told in ("the positions that differ most", "Once upon", "beyond the limit: kl_mean"):
-        assert told in result.stdout
+    for reported in ("the positions that differ most", "Once upon", "beyond the limit: kl_mean"):
+        assert reported in result.stdout
 
 
 @pytest.mark.parametrize("verb", ["perplexity", "divergence"])
@@ -223,9 +223,9 @@ def test_a_plain_prompt_and_a_template_of_ones_own(golden: Path, data: Path, tmp
     assert run("summarize", model, *words).exit_code == 0
     assert json.loads(rows.read_text())["prompt"].endswith("\n\nTL;DR:")
     assert run("summarize", model, *words, "--template", "News: {article} So:").exit_code == 0
-    told = json.loads(rows.read_text())
-    assert told["prompt"].startswith("News: (CNN)James")
-    assert told["cut_tokens"] > 0
+    reported = json.loads(rows.read_text())
+    assert reported["prompt"].startswith("News: (CNN)James")
+    assert reported["cut_tokens"] > 0
 
 
 def test_another_engine_and_a_limit_that_is_passed(

@@ -66,8 +66,8 @@ def test_rouge_agrees_with_recorded_scores(golden: Path, stemmer: bool, column: 
         own_lines = all("\n" in pair[name].strip() for name in ("prediction", "reference"))
         for kind in KINDS if own_lines else KINDS[:3]:  # Lsum: of texts whose sentences are lines already
             score = found[kind]
-            told = [score.precision / 100, score.recall / 100, score.f1 / 100]
-            assert told == pytest.approx(pair[column][kind], abs=1e-8)
+            reported = [score.precision / 100, score.recall / 100, score.f1 / 100]
+            assert reported == pytest.approx(pair[column][kind], abs=1e-8)
 
 
 def test_lsum_counts_sentences_apart() -> None:

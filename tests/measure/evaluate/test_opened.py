@@ -62,7 +62,7 @@ def test_random_weights_of_qwen_v1(chatter: Path) -> None:
     assert open_side(spec).facts()["class"] == "Qwen2ForCausalLM"
 
 
-def test_weights_of_another_shape_are_told(llama: Path, other_llama: Path, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_reported(llama: Path, other_llama: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(llama, broken)
     config = (broken / "config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 64')
@@ -71,7 +71,7 @@ def test_weights_of_another_shape_are_told(llama: Path, other_llama: Path, tmp_p
         open_side(SideSpec(str(broken), kind="hf", device="cpu"))
 
 
-def test_a_class_beyond_the_memory_is_told(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_beyond_the_memory_is_reported(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(error: RuntimeError) -> None:
         def read(*_: object, **__: object) -> None:
             raise error
@@ -111,9 +111,9 @@ def test_a_sweep_rates_the_cache_that_it_measures(chatter: Path, tmp_path: Path)
     data.write_text("The quick brown fox jumps over the lazy dog. " * 8)
     quality = DataQuality(str(data))
     spec = SideSpec(path=str(chatter), device="cpu")
-    told = [quality(spec.replace(kv_dtype=kv_dtype))["perplexity"] for kv_dtype in ("model", "int8")]
-    assert told[0] != told[1]
-    assert told[0] == quality(spec)["perplexity"]
+    reported = [quality(spec.replace(kv_dtype=kv_dtype))["perplexity"] for kv_dtype in ("model", "int8")]
+    assert reported[0] != reported[1]
+    assert reported[0] == quality(spec)["perplexity"]
 
 
 def test_the_runtime_that_a_spec_asks_for() -> None:

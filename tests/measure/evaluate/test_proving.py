@@ -76,9 +76,9 @@ class TestWhatIsMeasured:
         assert (first.data, first.items, first.against, first.dtype) == ("ids.jsonl", 2, "hf", "fp32")
         assert first.against_value == pytest.approx(first.value, rel=1e-5)
         evaluated = ingot("eval", "perplexity", tmp_path / "engine", "--data", ids, "--json")
-        told = json.loads(evaluated.stdout)
-        assert first.value == pytest.approx(told["sides"][0]["metrics"]["perplexity"], rel=1e-8)
-        assert first.data_sha256 == told["data"]["sha256"]
+        reported = json.loads(evaluated.stdout)
+        assert first.value == pytest.approx(reported["sides"][0]["metrics"]["perplexity"], rel=1e-8)
+        assert first.data_sha256 == reported["data"]["sha256"]
         for name in found:
             assert name in result.stdout
 
@@ -167,19 +167,19 @@ class TestThresholds:
         assert verify(tmp_path / "engine", "cpu", note=False).verdict == "proven"
 
     @pytest.mark.parametrize(
-        ("verb", "worst", "told"),
+        ("verb", "worst", "reported"),
         [("perplexity", "perplexity=1.5", "is above 1.5"), ("answers", "exact=50", "exact 0 is below 50")],
     )
     def test_a_value_below_its_own(
-        self, chatter: Path, questions: Path, tmp_path: Path, verb: str, worst: str, told: str
+        self, chatter: Path, questions: Path, tmp_path: Path, verb: str, worst: str, reported: str
     ) -> None:
         result = prove(chatter, tmp_path / "e", questions, "--prove-with", verb, "--threshold", worst)
         assert result.exit_code == 1
-        assert told in result.stderr
+        assert reported in result.stderr
         assert not (tmp_path / "e").exists()
 
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "reported"),
         [
             ((), "another --dtype"),
             (("w4a16",), "--method gptq with --calib or a smaller --group-size or --quant w8a16"),
@@ -191,14 +191,14 @@ class TestThresholds:
             (("w8a16", "--quant-head"), "--method gptq with --calib or no --quant or no --quant-head"),
         ],
     )
-    def test_what_helps_is_told(
-        self, llama: Path, ids: Path, tmp_path: Path, words: tuple[object, ...], told: str
+    def test_what_helps_is_reported(
+        self, llama: Path, ids: Path, tmp_path: Path, words: tuple[object, ...], reported: str
     ) -> None:
         quant = ["--quant", *(ids if word == "IDS" else word for word in words)] if words else []
         limit = ("--prove-with", "perplexity", "--threshold", "perplexity=0")
         result = prove(llama, tmp_path / "e", ids, *limit, *quant)
         assert result.exit_code == 1, result.output
-        assert f"fix: {told}; relax --threshold NAME=X" in " ".join(result.stderr.split())
+        assert f"fix: {reported}; relax --threshold NAME=X" in " ".join(result.stderr.split())
 
     def test_no_number_is_refused(self, llama: Path, tmp_path: Path) -> None:
         engine = build(llama, tmp_path / "engine", device="cpu")
@@ -315,6 +315,6 @@ def test_diff_tells_metrics_and_does_not_count_them(llama: Path, ids: Path, tmp_
     assert result.exit_code == 0
     assert result.stdout.startswith("equal")
     assert "perplexity on ids.jsonl" in result.stdout
-    told = json.loads(ingot("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
-    assert told["equal"]
-    assert told["metrics"][0]["right"] == "(absent)"
+    reported = json.loads(ingot("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert reported["equal"]
+    assert reported["metrics"][0]["right"] == "(absent)"

@@ -37,10 +37,10 @@ def test_normalisers_are_the_originals(golden: Path) -> None:
 
 
 def test_rates_are_the_librarys(golden: Path) -> None:
-    told = json.loads((golden / "text_metrics" / "wer.json").read_text())
-    right, found = ([one[side] for one in told["pairs"]] for side in ("reference", "hypothesis"))
-    assert jiwer.wer(right, found) == pytest.approx(told["corpus_wer"])
-    assert jiwer.cer(right, found) == pytest.approx(told["corpus_cer"])
+    reported = json.loads((golden / "text_metrics" / "wer.json").read_text())
+    right, found = ([one[side] for one in reported["pairs"]] for side in ("reference", "hypothesis"))
+    assert jiwer.wer(right, found) == pytest.approx(reported["corpus_wer"])
+    assert jiwer.cer(right, found) == pytest.approx(reported["corpus_cer"])
     rates = Wer().rates(["one two three four"], ["one too three for five"], ["de"])
     assert (rates.substitutions, rates.deletions, rates.insertions, rates.words) == (2, 0, 1, 4)
     assert rates.wer == 75.0
@@ -89,9 +89,9 @@ def test_a_manifest(whisper: Path, manifest: Path, texts: list[str], batch: tupl
     assert metrics["wer"] == pytest.approx(100 / words)
     assert side["audio_seconds"] == record["counts"]["audio_seconds"] == 4.5
     assert side["rtfx"] == pytest.approx(4.5 / side["seconds"], rel=0.01)
-    told = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["ingot"]["text"] for row in told] == texts
-    assert [row["ingot"]["deletions"] for row in told] == [0, 1, 0]
+    reported = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["ingot"]["text"] for row in reported] == texts
+    assert [row["ingot"]["deletions"] for row in reported] == [0, 1, 0]
 
 
 def test_beside_hugging_face(whisper: Path, manifest: Path) -> None:
@@ -163,14 +163,14 @@ def test_what_a_manifest_may_not_say(whisper: Path, clips: list[Path], tmp_path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises(ConfigError) as raised:
         read_data(path, needs=recording_check(tmp_path))
-    told = str(raised.value)
+    reported = str(raised.value)
     for line in (
         "line 2: no audio",
         "line 3: there is no such",
         "line 4: no audio that",
         "line 5: audio is int",
     ):
-        assert line in told
+        assert line in reported
     assert len(read_data(path, needs=recording_check(tmp_path), skip_bad=True).items) == 1
     small = build(whisper, tmp_path / "small", max_batch_size=2, device="cpu", proof=False)
     refused = ingot("eval", "wer", small, "--data", path, "--skip-bad", "--batch", "3", *QUICK)

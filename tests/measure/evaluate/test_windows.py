@@ -31,7 +31,7 @@ def test_a_window_that_nobody_chose_is_the_same_alone_and_beside_huggingface(tmp
         assert (found.window, found.stride) == (1024, 512)
 
 
-def test_perplexity_is_told_with_its_window(llama: Path, tmp_path: Path) -> None:
+def test_perplexity_is_reported_with_its_window(llama: Path, tmp_path: Path) -> None:
     path = write_ids(tmp_path / "ids.jsonl", random_ids(60))
     words = ("--data", path, "--window", 48, "--stride", 16, "--device", "cpu")
     shown = ingot("eval", "perplexity", llama, *words).stdout

@@ -166,7 +166,7 @@ async def test_a_replica_keeps_reporting_after_a_failed_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[str] = []
-    told: list[Any] = []
+    reported: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         asked.append(scope["path"])
@@ -179,7 +179,7 @@ async def test_a_replica_keeps_reporting_after_a_failed_answer(
         found._engine.lost = "the test is over"
 
     def broadcast(*given: Any) -> Any:
-        told.append(given)
+        reported.append(given)
         return SimpleNamespace(results_async=results_async)
 
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
@@ -187,5 +187,5 @@ async def test_a_replica_keeps_reporting_after_a_failed_answer(
     monkeypatch.setattr(replica_module, "_TELL_SECONDS", 0)
     found = replica(app, [])
     await found._broadcast_facts(SimpleNamespace(broadcast=broadcast))
-    assert [(note, model, name) for note, model, name, _ in told] == [("note", "m", "r1")]
+    assert [(note, model, name) for note, model, name, _ in reported] == [("note", "m", "r1")]
     assert "cannot send facts to the fronts" in caplog.text
