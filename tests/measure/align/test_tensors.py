@@ -131,7 +131,10 @@ def test_a_copied_value_may_not_be_one_unit_off(original: Path, tmp_path: Path) 
     assert (one.name, one.text[:24]) == (DOWN.removeprefix("model."), "1 of 8192 values: [3, 17")
 
 
-@pytest.mark.grid(1)
+@pytest.mark.stays(
+    *("w8a16-layers exchanged", "w8a16-rows", "w4a16-one weight", "w8a16 gptq-transposed"),
+    *("w4a16 gptq-negated", "w4a16 gptq-columns", "w4a16 gptq-one row smaller"),
+)
 @pytest.mark.parametrize("name", OF_LINEAR_LAYERS)
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w8a16 gptq", "w4a16 gptq"])
 def test_what_was_changed_before_quantization_is_named(

@@ -39,7 +39,8 @@ def model_of(shape: str, build: BuildConfig) -> Decoder:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 100])
 def test_percentiles_are_numpys(count: int) -> None:
-    values = [random.Random(count).random() for _ in range(count)]
+    draw = random.Random(count)
+    values = [draw.random() for _ in range(count)]
     found = spread(values, 1e3)
     assert found is not None
     for percent in (50, 90, 99):
