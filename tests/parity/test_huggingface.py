@@ -143,7 +143,16 @@ def check(folder: Path, model: PreTrainedModel, length: int) -> None:
 
 @pytest.mark.stays(
     *("gpt2", "gpt2-relu", "llama-gqa", "llama-tied", "llama-odd-vocab", "llama-llama3", "llama-yarn"),
-    *("mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma2", "gemma2-mqa-untied", "gemma2-no-caps"),
+    *(
+        "mistral",
+        "mistral-window",
+        "qwen2",
+        "qwen2-window",
+        "qwen3",
+        "gemma2",
+        "gemma2-mqa-untied",
+        "gemma2-no-caps",
+    ),
 )
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_greedy_ids(name: str, tmp_path: Path) -> None:

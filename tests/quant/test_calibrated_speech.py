@@ -122,7 +122,7 @@ def _encoded(model: Decoder, prompt: Prompt) -> list[torch.Tensor]:
     return [model.encode(features, EncoderPass(fused=fused)) for fused in (False, True)]
 
 
-@pytest.mark.stays("awq", "rptq-w4a8", "apart")
+@pytest.mark.stays("gptq", "rptq-w4a8", "apart")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_it_is_proven_and_near(
     checkpoint: Path,

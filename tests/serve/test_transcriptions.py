@@ -48,7 +48,6 @@ def talk() -> bytes:
     return encoded(noise(SECONDS), "FLAC")
 
 
-@pytest.mark.slow
 def test_the_words_are_those_of_the_transcriber(
     speech_server: Server, alone: Transcriber, talk: bytes, published: Schema
 ) -> None:

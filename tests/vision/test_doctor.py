@@ -129,7 +129,6 @@ def test_data_that_does_not_serve(
     assert not out.exists()
 
 
-@pytest.mark.slow
 def test_the_verb_measures_every_part(scene: Path, tmp_path: Path) -> None:
     """A folder in cc_sbu_align's layout; every layer of every part is measured."""
     (tmp_path / "image").mkdir()

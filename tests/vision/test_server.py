@@ -52,7 +52,6 @@ def alone(llm: LLM, messages: list[Any]) -> str:
     return text
 
 
-@pytest.mark.slow
 def test_the_official_client(server: Server, llm: LLM, urls: list[str]) -> None:
     """Streamed, not streamed, several answers and the second round say what ``llm.chat`` does."""
     talk = asked(image(urls[0]))

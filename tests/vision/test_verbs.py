@@ -39,7 +39,6 @@ def ingot(*args: object) -> tuple[int, str]:
     return found.exit_code, " ".join(found.output.split())
 
 
-@pytest.mark.stays("engine")
 @pytest.mark.parametrize("of", ["files", "engine"])
 def test_plan_and_inspect(of: str, engine: Path) -> None:
     path = POCKET if of == "files" else engine
@@ -157,7 +156,6 @@ def test_an_evaluation_of_text_refuses_pictures(
     assert (code, "only caption reads pictures" in text) == (2, True), text
 
 
-@pytest.mark.slow
 def test_sweep_measures_texts_in_the_schemes_of_parts(tmp_path: Path) -> None:
     wanted = Sweep(
         SideSpec(path=str(write_files(tmp_path).file), device="cpu"),

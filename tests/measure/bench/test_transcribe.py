@@ -47,7 +47,6 @@ def test_lengths_are_those_of_speech() -> None:
     assert tokens.end in (asked[0].suppress or ())
 
 
-@pytest.mark.slow
 def test_both_sides(whisper: Path, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     found = ingot(
