@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ingot.measure.evaluate.eval_record import Evaluation
     from ingot.measure.evaluate.loss_limits import Limit
     from ingot.measure.evaluate.perplexity import WindowSettings
+    from ingot.measure.evaluate.score_bounds import ScoreBound
     from ingot.measure.evaluate.scored_answers import AnswerSettings
     from ingot.measure.evaluate.scored_captions import CaptionSettings
     from ingot.measure.evaluate.scored_transcripts import WerSettings
@@ -64,6 +65,8 @@ _AGAINST = (
     "checkpoint."
 )
 _DELTA = "Limit on |difference| for exit code 0: X, or METRIC=X; may be repeated."
+_AT_LEAST = "The lowest score of the engine itself for exit code 0, for instance rouge1=14 (0 to 100)."
+_AT_MOST = "The highest score for exit code 0, where lower is better: wer=6, perplexity=9."
 _DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
 _CHAT = "Wrap articles and prompts as user messages in the chat template."
 _STRIDE = "Tokens from one window to the next; only the last N of each window count."
@@ -78,6 +81,8 @@ class EvalFlags:
     against: Annotated[str | None, option(_AGAINST, metavar="hf|CHECKPOINT")] = None
     limit: Annotated[int | None, option("Use the first N items.", min=1)] = None
     max_delta: Annotated[list[str] | None, option(_DELTA, metavar="X|METRIC=X", shown="by metric")] = None
+    at_least: Annotated[list[str] | None, option(_AT_LEAST, "--min", metavar="METRIC=X", shown=False)] = None
+    at_most: Annotated[list[str] | None, option(_AT_MOST, "--max", metavar="METRIC=X", shown=False)] = None
     as_json: AsJson = False
     json_file: JsonFile = None
     items: Annotated[
@@ -165,8 +170,8 @@ evaluate = typer.Typer(
     help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers, "
     "transcripts, captions."
     "\n\n"
-    "Exit code 0: done, every difference from the reference is within its limit; 1: one exceeds it; "
-    "2: usage error.",
+    "Exit code 0: done, every difference from the reference is within its limit, every score within its "
+    "bound; 1: one is not; 2: usage error.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -261,16 +266,19 @@ def wer(flags: WerFlags, options: dict[str, Any]) -> None:
     )
 
 
-def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
-    """Set the threads; returns the limits."""
+def _start(flags: EvalFlags, verb: str) -> tuple[tuple[Limit, ...], tuple[ScoreBound, ...]]:
+    """Set the threads; returns the limits of differences and the bounds of scores."""
     from ingot.measure.evaluate.loss_limits import limits_for
+    from ingot.measure.evaluate.score_bounds import bounds_for
 
     if flags.max_delta and flags.against is None:
         raise typer.BadParameter(
             "it needs --against, the reference to compare with", param_hint="--max-delta"
         )
     set_threads(flags.threads)
-    return limits_for(verb, flags.max_delta or ())
+    return limits_for(verb, flags.max_delta or ()), bounds_for(
+        verb, flags.at_least or (), flags.at_most or ()
+    )
 
 
 def _evaluate(
@@ -281,16 +289,17 @@ def _evaluate(
     needs: Callable[[DataItem], str | None] = lambda item: None,
     of_folder: OfFolder | None = None,
 ) -> None:
-    """Evaluate, show and write; exit with 1 if a difference is beyond its limit."""
+    """Evaluate, show and write; exit with 1 if a difference or a score is beyond its limit."""
     from ingot.measure.evaluate.data_file import read_data
     from ingot.measure.evaluate.eval_report import headline, tables, verdict
+    from ingot.measure.evaluate.score_bounds import with_bounds
 
-    limits = _start(flags, verb)
+    limits, bounds = _start(flags, verb)
     where, limit, skip = field_pairs(flags.where), flags.limit, flags.skip_bad
     records = {} if of_folder is None else {"of_folder": of_folder}
     data = read_data(flags.data, limit=limit, skip_bad=skip, where=where, needs=needs, **records)
     with bar_shown() as progress:
-        found = run(*flags.sides(), data, limits, how, progress)
+        found = with_bounds(run(*flags.sides(), data, limits, how, progress), bounds)
     record = {"command": command_line(), **found.record}
     if flags.items is not None:
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)

@@ -8,6 +8,8 @@ from typing import Any
 
 _FLAGS: dict[str, tuple[str, ...]] = {
     "as_json": ("--json",),
+    "at_least": ("--min",),
+    "at_most": ("--max",),
     "checkpoint": ("CHECKPOINT",),
     "compression_ratio": ("--compression-ratio-threshold",),
     "engine": ("ENGINE",),

@@ -76,17 +76,25 @@ def tables(record: Record) -> list[Table]:
         found += [_worst(record["worst"])] if record["worst"] else []
     if record["deltas"]:
         found.append(_deltas(record))
+    if record.get("bounds"):
+        found.append(_bounds(record))
     return found
 
 
 def verdict(record: Record) -> str | None:
-    """One line on the differences; None where nothing was compared."""
-    if record["verdict"] is None:
-        return None
+    """A line on the differences and one on the bounds; None where there is neither."""
+    lines = []
     beyond = [delta["metric"] for delta in record["deltas"] if not delta["within"]]
     if beyond:
-        return f"beyond the limit: {', '.join(beyond)}"
-    return "every difference is within its limit"
+        lines.append(f"beyond the limit: {', '.join(beyond)}")
+    elif record["deltas"]:
+        lines.append("every difference is within its limit")
+    missed = [bound["metric"] for bound in record.get("bounds", ()) if not bound["met"]]
+    if missed:
+        lines.append(f"not good enough: {', '.join(missed)}")
+    elif record.get("bounds"):
+        lines.append("every score is within its bound")
+    return "\n".join(lines) or None
 
 
 def _metrics(record: Record) -> Table:
@@ -143,6 +151,16 @@ def _deltas(record: Record) -> Table:
         for delta in record["deltas"]
     ]
     return Table("differences", ("", "difference", "std error", "limit", ""), tuple(rows))
+
+
+def _bounds(record: Record) -> Table:
+    rows = []
+    for bound in record["bounds"]:
+        value = "none" if bound["score"] is None else f"{bound['score']:.6g}"
+        least = "at least" if bound["better"] == "higher" else "at most"
+        met = "within" if bound["met"] else "BEYOND"
+        rows.append((bound["metric"].replace("_", " "), value, f"{least} {bound['value']:g}", met))
+    return Table(f"bounds of {record['sides'][0]['name']}", ("", "score", "bound", ""), tuple(rows))
 
 
 def _worst(positions: list[Record]) -> Table:
