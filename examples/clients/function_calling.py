@@ -2,13 +2,14 @@
 
 The model's chat template must take tools, as those of Qwen2.5 and Qwen3 do.
 
-python examples/clients/function_calling.py [URL]
+python examples/clients/function_calling.py [--url URL] [--model NAME]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+import os
 from typing import Any
 
 from openai import OpenAI
@@ -34,10 +35,13 @@ TOOLS: Any = [
         },
     }
 ]
-URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--url", default="http://127.0.0.1:8000")
+parser.add_argument("--model", help="default: the server's first")
+args = parser.parse_args()
 
-with OpenAI(base_url=f"{URL}/v1", api_key="none") as client:
-    model = client.models.list().data[0].id
+with OpenAI(base_url=f"{args.url}/v1", api_key=os.environ.get("INGOT_API_KEY", "none")) as client:
+    model = args.model or client.models.list().data[0].id
     messages: Any = [{"role": "user", "content": "How much is 27 + 58?"}]
     # "required" makes sure that there is a call; with "auto" the model decides.
     answer = client.chat.completions.create(

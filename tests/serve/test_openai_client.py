@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-import runpy
-import sys
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.serve.client import PATIENCE, ROOT, Server, wait_for
+from tests.serve.client import PATIENCE, Server, wait_for
 from tests.serve.conftest import NAME, TOOLS, chat
 from tests.serve.test_tools import ADD
 
-EXAMPLES = ROOT / "examples" / "clients"
 CHAT: Any = chat()
 
 
@@ -148,24 +142,3 @@ def test_a_task_that_is_cancelled_frees_its_place(server: Server) -> None:
 
     asyncio.run(main())
     wait_for("its place to be free", server.idle)
-
-
-OTHERS = ("triton", "transcribe")  # need a server of their own
-
-
-@pytest.mark.parametrize(
-    "name", sorted(f.name for f in EXAMPLES.glob("*.py") if not any(one in f.name for one in OTHERS))
-)
-def test_examples(
-    server: Server, tool_server: Server, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = tool_server if "function" in name else server
-    monkeypatch.setattr(sys, "argv", [name, f"http://127.0.0.1:{asked.port}"])
-    runpy.run_path(str(Path(EXAMPLES, name)), run_name="__main__")
-    out = capsys.readouterr().out
-    if "function" in name:
-        call = re.match(r"add\((\{.*\})\) = (\d+)\n", out, re.S)
-        assert call is not None, out
-        assert sum(json.loads(call[1]).values()) == int(call[2])
-    else:
-        assert "27 + 58 = 85" in out if "sync" in name else "> Tell me a story" in out
