@@ -35,6 +35,22 @@ def test_rms_norm(
     assert (new_residual is x) == (residual is None)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, 2e-6), (torch.float16, 2e-2), (torch.bfloat16, 8e-2)]
+)
+def test_rms_norm_at_a_7b_models_width(device: str, dtype: torch.dtype, limit: float) -> None:
+    """8 sequences of 128 tokens with 4096 channels: every value within an absolute limit of float64."""
+    x = normal(8 * 128, 4096, dtype=torch.float32).to(device=device, dtype=dtype)
+    weight = (1 + 0.1 * normal(4096, dtype=torch.float32, seed=1)).to(device=device, dtype=dtype)
+    y, _ = rms_norm(x, weight, EPS)
+    wide = x.double()
+    length = torch.linalg.vector_norm(wide, dim=1, keepdim=True)  # sqrt(4096 * mean of the squares)
+    expected = wide * 64 / torch.sqrt(length**2 + 4096 * EPS) * weight.double()
+    assert (y.dtype, y.shape) == (dtype, (8 * 128, 4096))
+    assert (y.double() - expected).abs().max() <= limit
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)

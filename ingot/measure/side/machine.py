@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -19,14 +20,20 @@ from ingot.measure.side.freed_memory import free_memory
 from ingot.version import VERSION, version_of
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_NODES = Path("/sys/devices/system/node")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """CPU, versions, Ingot's commit; of a GPU name, memory and driver. Unknown values are None."""
+    """CPU, memory, operating system, versions, Ingot's commit; of a GPU name, memory and driver. Unknown
+    values are None; a gigabyte is 1e9 bytes.
+    """
     found: dict[str, Any] = {
         "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu_threads_used": torch.get_num_threads(),
+        "numa_nodes": numa_nodes(),
+        "ram_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "os": operating_system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": version_of("triton"),
@@ -45,6 +52,20 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": driver.splitlines()[0].strip() if driver else None,
     }
+
+
+def numa_nodes(folder: Path = _NODES) -> int | None:
+    """Number of the machine's NUMA nodes; None outside Linux. Memory of another node is slower to reach."""
+    return sum(re.fullmatch(r"node\d+", one.name) is not None for one in folder.glob("node*")) or None
+
+
+def operating_system() -> str:
+    """Distribution, kernel and its release: "Debian GNU/Linux 12 (bookworm), Linux 6.1.0"."""
+    kernel = f"{platform.system()} {platform.release()}"
+    try:
+        return f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {kernel}"
+    except OSError:  # not Linux, or no os-release
+        return kernel
 
 
 def commit(folder: Path) -> str | None:

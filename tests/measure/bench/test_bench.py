@@ -52,7 +52,8 @@ def test_the_record_of_a_latency(engine: Path) -> None:
     record = bench_json("latency", engine, "--batch", "1,3", *SMALL)
     assert (record["schema"], record["verb"]) == (1, "latency")
     assert record["command"].split()[0] == "ingot"
-    assert {"cpu", "cpu_cores", "python", "torch", "triton", "ingot", "commit"} <= set(record["machine"])
+    where = {"cpu", "cpu_cores", "ram_gb", "numa_nodes", "os", "python", "torch", "triton", "ingot", "commit"}
+    assert where <= set(record["machine"])
     assert record["ceiling"]["dtype"] == "fp32"
     assert record["wanted"] == {"batches": [1, 3], "prompt_tokens": 8, "new_tokens": 4, "repeats": 2}
     assert "greedy" in record["method"]
