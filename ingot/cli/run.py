@@ -12,7 +12,7 @@ import typer
 from ingot.cli.opening import open_llm
 from ingot.cli.options.flags import AsJson, Device, EnginePath, Threads, field_flags, option
 from ingot.cli.options.limit_flags import Limits
-from ingot.cli.options.prompt_sources import ManyIds, PromptFile, PromptGiven, read_prompts
+from ingot.cli.options.prompt_sources import ManyIds, PromptFile, PromptGiven, SystemText, read_prompts
 from ingot.cli.options.sampling_flags import sampling_flags
 from ingot.cli.terminal.console import print_json, speed_text, stderr, write
 from ingot.config.files.json_text import read_text
@@ -76,6 +76,7 @@ class RunFlags:
     image: Annotated[list[str] | None, option(_IMAGE, "--image", metavar="FILE")] = None
     file: PromptFile = None
     as_json: AsJson = False
+    system: SystemText = None
     raw: Annotated[bool, option(_RAW, "--raw")] = False
     ids: ManyIds = None
     device: Device = None
@@ -97,21 +98,14 @@ def run(
     if "logprobs" in sampling and not as_json:
         raise typer.BadParameter("--logprobs needs --json, which shows them")
     given = read_prompts(flags.prompts or [], flags.file, flags.ids or [])
+    if flags.system is not None and (flags.raw or any(one.prompt_token_ids is not None for one in given)):
+        what = "--raw sends texts without it" if flags.raw else "goes with texts and messages, not token ids"
+        raise typer.BadParameter(what, param_hint="--system")
     grammar = structure.grammar()
     start = time.perf_counter()
     llm = open_llm(engine, flags.device, flags.threads, limits, verb="`ingot run`")
     params = llm.default_params.replace(**sampling).replace(grammar=grammar)
-    if flags.image and (flags.raw or llm.chat_format is None or not llm.chat_format.takes_inputs):
-        what = "--raw sends no pictures" if flags.raw else "this engine takes no pictures"
-        raise typer.BadParameter(what, param_hint="--image")
-    if not flags.raw and llm.chat_format is not None:
-        if any(one.prompt is not None for one in given):
-            stderr().print(
-                "note: sent in the model's chat format; --raw sends the text as it is", style="dim"
-            )
-        if flags.image and any(one.prompt is None for one in given):
-            raise typer.BadParameter("goes with prompts of text", param_hint="--image")
-        given = [one.as_message(flags.image or []) for one in given]
+    given = _in_chat(llm, given, flags)
     inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)
@@ -138,6 +132,23 @@ def run(
             _note_cut([len(o.prompt_token_ids) + len(a.token_ids) for o, a in ended], limit)
     seconds = time.perf_counter() - loaded
     stderr().print(speed_text(num_tokens, seconds), style="dim")
+
+
+def _in_chat(llm: LLM, given: list[PromptGiven], flags: RunFlags) -> list[PromptGiven]:
+    """The prompts as messages, where the model chats and the flags do not say otherwise."""
+    if flags.image and (flags.raw or llm.chat_format is None or not llm.chat_format.takes_inputs):
+        what = "--raw sends no pictures" if flags.raw else "this engine takes no pictures"
+        raise typer.BadParameter(what, param_hint="--image")
+    if flags.system is not None and llm.chat_format is None:
+        what = "this engine has no chat format; `ingot build --chat-template` sets one"
+        raise typer.BadParameter(what, param_hint="--system")
+    if flags.raw or llm.chat_format is None:
+        return given
+    if any(one.prompt is not None for one in given):
+        stderr().print("note: sent in the model's chat format; --raw sends the text as it is", style="dim")
+    if flags.image and any(one.prompt is None for one in given):
+        raise typer.BadParameter("goes with prompts of text", param_hint="--image")
+    return [one.as_message(flags.image or [], flags.system) for one in given]
 
 
 def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:

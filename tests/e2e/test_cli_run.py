@@ -152,6 +152,28 @@ def test_a_chat_model_gets_texts_as_messages_with_a_note(engine: Path, llm: LLM,
     assert "chat format" not in ingot("run", engine, "--ids", "1", "--device", "cpu").stderr
 
 
+def test_a_system_message_is_before_texts_and_conversations(engine: Path, llm: LLM, tmp_path: Path) -> None:
+    user, system = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
+    own = {"role": "developer", "content": "Be long."}
+    rows = [{"prompt": "hi"}, {"messages": [user]}, {"messages": [own, user]}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run_json(engine, "--file", file, "--system", "Be brief.")
+    assert [line["messages"] for line in found] == [[system, user], [system, user], [own, user]]
+    assert found[0]["prompt_token_ids"] == llm.chat_ids([system, user])
+    (empty,) = run_json(engine, "hi", "--system", "")
+    assert empty["messages"] == [{"role": "system", "content": ""}, user]
+
+
+def test_a_system_message_that_has_no_place_is_misuse(engine: Path, tmp_path: Path) -> None:
+    plain = write_tiny(tmp_path / "plain")
+    (plain / "generation_config.json").write_text("{}")
+    for model, words in ((engine, ("hi", "--raw")), (engine, ("--ids", "1")), (plain, ("hi",))):
+        result = ingot("run", model, *words, "--system", "x", "--device", "cpu")
+        assert result.exit_code == 2
+        assert "--system" in result.stderr
+
+
 def test_a_model_without_a_chat_format_continues_texts(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "plain")
     (folder / "generation_config.json").write_text("{}")

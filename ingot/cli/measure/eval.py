@@ -69,6 +69,7 @@ _AT_LEAST = "The lowest score of the engine itself for exit code 0, for instance
 _AT_MOST = "The highest score for exit code 0, where lower is better: wer=6, perplexity=9."
 _DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
 _CHAT = "Wrap articles and prompts as user messages in the chat template."
+_SYSTEM = "A system message before each conversation without one; implies --chat."
 _STRIDE = "Tokens from one window to the next; only the last N of each window count."
 
 
@@ -130,6 +131,7 @@ class AskFlags(EvalFlags):
     chat: Annotated[
         bool | None, option(_CHAT, "--chat/--no-chat", shown="articles, if the engine has a template")
     ] = None
+    system: Annotated[str | None, option(_SYSTEM, metavar="TEXT", shown="the template's own")] = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def summarize(
     from ingot.measure.evaluate.scored_answers import AnswerSettings, question_check
     from ingot.measure.evaluate.scored_answers import summarize as run
 
-    asking = AnswerSettings(flags.max_new_tokens, flags.chat, template, lang, stemmer)
+    asking = AnswerSettings(flags.max_new_tokens, flags.chat, template, lang, stemmer, flags.system)
     _evaluate(flags, "summarize", run, asking, question_check)
 
 
@@ -200,7 +202,8 @@ def answers(flags: AskFlags) -> None:
     from ingot.measure.evaluate.scored_answers import AnswerSettings, question_check
     from ingot.measure.evaluate.scored_answers import answers as run
 
-    _evaluate(flags, "answers", run, AnswerSettings(flags.max_new_tokens, flags.chat), question_check)
+    asking = AnswerSettings(flags.max_new_tokens, flags.chat, system=flags.system)
+    _evaluate(flags, "answers", run, asking, question_check)
 
 
 @evaluate.command()

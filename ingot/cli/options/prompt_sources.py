@@ -18,6 +18,7 @@ from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
+from ingot.text.chat.chat_messages import with_system
 
 if TYPE_CHECKING:
     from ingot.llm.prompt_inputs import Messages, PromptLike
@@ -30,6 +31,10 @@ PromptFile = Annotated[
         "Prompts from a file, one per line ('-': stdin). Lines of a .jsonl file are objects with prompt, "
         "messages or prompt_token_ids."
     ),
+]
+SystemText = Annotated[
+    str | None,
+    option("The system message before each text or conversation without one.", "--system", metavar="TEXT"),
 ]
 ManyIds = Annotated[
     list[str] | None,
@@ -63,15 +68,19 @@ class PromptGiven:
             return self.messages
         return self.prompt if self.prompt is not None else list(self.prompt_token_ids or [])
 
-    def as_message(self, images: Sequence[str] = ()) -> PromptGiven:
-        """A text as a user's message after pictures; ids and messages as they are."""
+    def as_message(self, images: Sequence[str] = (), system: str | None = None) -> PromptGiven:
+        """A text as a user's message after pictures; ids and messages as they are. A ``system`` message
+        begins each conversation that has none.
+        """
+        if self.messages is not None:
+            return PromptGiven(messages=with_system(self.messages, system))
         if self.prompt is None:
             return self
         text: Any = self.prompt
         if images:
             shown = [{"type": "image", "image": image} for image in images]
             text = [*shown, {"type": "text", "text": self.prompt}]
-        return PromptGiven(messages=[{"role": "user", "content": text}])
+        return PromptGiven(messages=with_system([{"role": "user", "content": text}], system))
 
     @property
     def title(self) -> str:

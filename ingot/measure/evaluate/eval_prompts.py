@@ -12,6 +12,7 @@ from ingot.measure.evaluate.data_item import DataItem, Message
 from ingot.measure.evaluate.rouge import is_cjk
 from ingot.measure.side.open_side import check_side
 from ingot.measure.side.side_spec import INGOT, SideSpec, model_of, read_text
+from ingot.text.chat.chat_messages import with_system
 from ingot.text.chat.chat_renderer import ChatFormat
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
@@ -43,14 +44,24 @@ class Prompter:
         text: tokenizer and chat format of the engine.
         chat: articles and prompts as a user's message; None: articles if the engine has a chat format.
         template: text around ``{article}``; None: the default of the article's language.
+        system: a message before each conversation that has none; articles and prompts become messages.
 
     Raises:
-        ConfigError: there is no tokenizer, no chat format for ``chat``, or no room for a prompt.
+        ConfigError: there is no tokenizer, no chat format for what needs one, or no room for a prompt.
     """
 
     def __init__(
-        self, text: TextParts, most_tokens: int, *, chat: bool | None = None, template: str | None = None
+        self,
+        text: TextParts,
+        most_tokens: int,
+        *,
+        chat: bool | None = None,
+        template: str | None = None,
+        system: str | None = None,
     ) -> None:
+        if system is not None:
+            _check_system(text, chat)
+            chat = True
         if chat and text.chat is None:
             fix = "use `chat=False`, or rebuild with `chat_template=chatml`"
             raise ConfigError("the engine has no chat template", field="chat", fix=fix)
@@ -65,6 +76,7 @@ class Prompter:
         self._most = most_tokens
         self._chat = chat
         self._template = template
+        self._system = system
 
     def case(self, item: DataItem) -> EvalCase | None:
         """The item's prompt; None if it is too long and cannot be cut."""
@@ -111,10 +123,21 @@ class Prompter:
         return self._tokenizer.encode(text, parse_special=False)
 
     def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        messages = with_system(messages, self._system)
         return need_chat(self._format).prompt_ids(messages, self._tokenizer)
 
     def _stops(self, chat: bool) -> tuple[str, ...]:
         return self._format.stop_strings if chat and self._format is not None else ()
+
+
+def _check_system(text: TextParts, chat: bool | None) -> None:
+    """Raise ConfigError where prompts have no place for a system message."""
+    if chat is False:
+        what = "a system message needs the chat template, which `chat=False` leaves out"
+        raise ConfigError(what, field="system", fix="leave out `system` or `chat=False`")
+    if text.chat is None:
+        fix = "leave out `system`, or rebuild with `chat_template=chatml`"
+        raise ConfigError("the engine has no chat template for a system message", field="system", fix=fix)
 
 
 def need_tokenizer(text: TextParts) -> Tokenizer:

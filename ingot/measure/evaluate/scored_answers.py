@@ -43,6 +43,7 @@ class AnswerSettings:
         template: text around ``{article}``.
         language: of ROUGE: ``auto``, ``en`` or ``zh``.
         stemmer: of ROUGE.
+        system: a system message before each; articles and prompts are then user messages.
     """
 
     max_new_tokens: int = 128
@@ -50,6 +51,7 @@ class AnswerSettings:
     template: str | None = None
     language: str = "auto"
     stemmer: bool = False
+    system: str | None = None
 
 
 def question_check(item: DataItem) -> str | None:
@@ -134,7 +136,13 @@ def _evaluate(
 
 def _cases(data: DataFile, text: TextParts, room: int, asking: AnswerSettings) -> tuple[list[EvalCase], int]:
     """The prompts, and how many items are too long for one."""
-    prompter = Prompter(text, room - asking.max_new_tokens, chat=asking.chat, template=asking.template)
+    prompter = Prompter(
+        text,
+        room - asking.max_new_tokens,
+        chat=asking.chat,
+        template=asking.template,
+        system=asking.system,
+    )
     made = [prompter.case(item) for item in data.items]
     cases = [case for case in made if case is not None]
     if not cases:

@@ -31,6 +31,17 @@ def check_messages(
     return [_checked(message, f"messages[{i}]", roles, inputs) for i, message in enumerate(messages)]
 
 
+def with_system(messages: Sequence[Any], system: str | None) -> list[Any]:
+    """The messages after one of the system with this text; unchanged where it is None, or where the first is
+    the system's (or a developer's) already.
+    """
+    first = messages[0] if messages else None
+    own = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
+    if system is None or own:
+        return list(messages)
+    return [{"role": "system", "content": system}, *messages]
+
+
 def without_developer(messages: list[Message]) -> list[Message]:
     """The messages with the developer's as the system's, for formats without such a role. Formats take one
     system message at the start: a developer's message right after it joins it.

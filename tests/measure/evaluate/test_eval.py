@@ -59,6 +59,14 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("data") / "asked.jsonl", *records)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer and no chat format."""
+    folder = write_tiny(tmp_path_factory.mktemp("plain") / "tiny", seed=3)
+    (folder / "generation_config.json").write_text("{}")
+    return folder
+
+
 def brute_force(model: Path, texts: list[list[int]], size: int, stride: int) -> tuple[float, int]:
     """Loss in nats and its number of tokens: float64, every token's window found by trying all."""
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
@@ -206,6 +214,31 @@ def test_answers_are_those_of_the_library(chatter: Path, asked: Path, tmp_path: 
     assert found["verdict"] is None
 
 
+def test_a_system_message_is_before_every_conversation_without_one(chatter: Path, tmp_path: Path) -> None:
+    llm, user = LLM(chatter, "cpu"), {"role": "user", "content": "Hello"}
+    system, own = {"role": "system", "content": "Be brief: é"}, {"role": "system", "content": "Be long"}
+    records: list[dict[str, Any]] = [
+        {"prompt": "Hello", "answer": "x"},
+        {"messages": [user], "answer": "x"},
+        {"messages": [own, user], "answer": "x"},
+        {"article": "Hello", "highlights": "x"},
+    ]
+    talks = [[system, user], [system, user], [own, user], [system, user]]
+    params = llm.default_params.replace(max_new_tokens=9, temperature=0.0)
+    words = ("--data", write(tmp_path / "a.jsonl", *records), "--max-new-tokens", 9)
+    rows = tmp_path / "rows.jsonl"
+    words = (*words, "--system", "Be brief: é", "--items", rows)
+    found = record("summarize", chatter, *words, "--template", "{article}")
+    assert found["settings"]["system"] == "Be brief: é"
+    read = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["prompt_tokens"] for row in read] == [len(llm.chat_ids(talk)) for talk in talks]
+    assert [row["ingot"]["answer"] for row in read] == [
+        (llm.chat(talk, params).text or "").strip() for talk in talks
+    ]
+    record("answers", chatter, *words)
+    assert json.loads(rows.read_text().splitlines()[0])["prompt_tokens"] == len(llm.chat_ids(talks[0]))
+
+
 def test_the_pocket_model_sums_up(tmp_path: Path) -> None:
     heldout = POCKET.parents[1] / "recipes" / "heldout.jsonl"
     chosen = ("--where", "task=summary", "--where", "language=zh", "--limit", 2)
@@ -292,14 +325,16 @@ def test_progress_counts_every_window_of_both_sides(llama: Path, ids: Path) -> N
         (("answers", "MODEL", "--data", "ASKED", "--max-new-tokens", "8"), "tokenizer"),
         (("summarize", "CHATTER", "--data", "ASKED", "--template", "x"), "{article}"),
         (("summarize", "CHATTER", "--data", "ASKED", "--lang", "fr"), "fr"),
+        (("summarize", "CHATTER", "--data", "ASKED", "--system", "x", "--no-chat"), "--no-chat"),
+        (("answers", "PLAIN", "--data", "ASKED", "--system", "x"), "no chat template for a system message"),
         (("summarize", "CHATTER", "--data", "ASKED", "--max-new-tokens", "256"), "no room"),
         (("summarize", "CHATTER", "--data", "ASKED", "--max-new-tokens", "255"), "no item fits"),
     ],
 )
 def test_misuse_exits_with_2_and_says_why(
-    words: tuple[str, ...], says: str, llama: Path, chatter: Path, ids: Path, asked: Path
+    words: tuple[str, ...], says: str, llama: Path, chatter: Path, plain: Path, ids: Path, asked: Path
 ) -> None:
-    paths = {"MODEL": llama, "IDS": ids, "ASKED": asked, "CHATTER": chatter}
+    paths = {"MODEL": llama, "IDS": ids, "ASKED": asked, "CHATTER": chatter, "PLAIN": plain}
     result = run(*(paths.get(word, word) for word in words))
     assert result.exit_code == 2
     assert says in result.stderr
