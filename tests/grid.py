@@ -25,7 +25,9 @@ def mark_the_rest_slow(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     grids: dict[tuple[str, str], list[tuple[dict[str, str], pytest.Function]]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and "grid" in item.keywords and "gpu" not in item.keywords:
+        # A mark, not a keyword: the name of the checkout's folder is a keyword too.
+        is_grid = item.get_closest_marker("grid") is not None and "gpu" not in item.keywords
+        if isinstance(item, pytest.Function) and is_grid:
             values = values_of(item)
             test = item.nodeid.partition("[")[0], values.pop("impl", "")
             grids.setdefault(test, []).append((values, item))

@@ -108,7 +108,7 @@ def test_threads_that_wait_sleep(given: str | None, expected: str) -> None:
         (("build", "{engine}", "-o", "{new}"), 2),
         (("build", "{checkpoint}/config.json", "-o", "{new}"), 2),
         (("inspect", "{checkpoint}/config.json"), 2),
-        (("sweep", "{engine}", "--out", "{new}", "--no-png"), 2),
+        (("sweep", "{engine}", "--out", "{new}", "--no-png", "--quant", "w8a16"), 2),
         (("run", "{engine}", "Hi", "--file", "{nowhere}"), 2),
         (("run", "{engine}", "--file", "{nowhere}"), 2),
         (("run", "{engine}", "Hi", "--num-beams", "5"), 2),  # more than the engine's batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.options.flags import (
-    CHECKPOINT,
     AsJson,
     Device,
     Threads,
@@ -26,9 +26,9 @@ from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingot.cli.measure.sweep_quality import DataQuality
-    from ingot.measure.bench.latency import Latency
+    from ingot.measure.bench.sweep.sweep_line import Shape
     from ingot.measure.bench.sweep.sweep_session import Record
-    from ingot.measure.bench.transcription_speed import TranscriptionBench
+    from ingot.measure.side.side_spec import SideSpec
 
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
 _FAILED = 1
@@ -42,6 +42,18 @@ _BATCHES = "Batch sizes, separated by commas; auto doubles until one does not fi
 _DATA = "Quality: a text for perplexity; for Whisper recordings with their texts, for WER."
 _CLIPS = "Whisper: clips, with LibriSpeech's distribution of lengths."
 _OF_AUDIO = "Whisper: tokens per second of audio, whatever the weights say."
+_SIDES = typer.Argument(
+    help="Checkpoints, in every precision; engines, as they were built; hf:CHECKPOINT, Hugging Face's class. "
+    "hf alone: of --random-weights.",
+    metavar="CHECKPOINT|ENGINE|hf:CHECKPOINT...",
+    show_default=False,
+)
+_REQUESTS = "The load: conversations in ShareGPT's JSON or one record per line, all at once."
+_MAX_PROMPT = "With --requests: longer prompts are left out."
+_MAX_NEW = "With --requests: longer answers are cut."
+_SAMPLE = "With --requests: how many of them."
+_SEED = "With --requests: draws the sample."
+_CALIB = "Samples for the schemes that need them, as ingot build takes them."
 _QUANT = (
     f"none (as the checkpoint is), {', '.join(sample_free_schemes())} or FILE.yaml, separated by commas; "
     "encoder=A,decoder=B is one."
@@ -53,7 +65,7 @@ _DRAW = "Measure nothing; draw the table and picture of the points in --out."
 class SweepFlags:
     """The model, its precisions and sizes, and where the results go."""
 
-    checkpoint: Annotated[str | None, CHECKPOINT] = None
+    checkpoint: Annotated[list[str] | None, _SIDES] = None
     random_weights: Annotated[str | None, option(_RANDOM)] = None
     out: Annotated[Path | None, option(_OUT, shown=False)] = None
     quant: Annotated[str, typer.Option(help=_QUANT)] = "none"
@@ -62,6 +74,12 @@ class SweepFlags:
     batch: Annotated[str, option(_BATCHES)] = "auto"
     prompt_tokens: Annotated[int | None, option("Tokens per prompt.", shown=str(PROMPT_TOKENS))] = None
     new_tokens: Annotated[int | None, option("Tokens generated per prompt.", shown=str(NEW_TOKENS))] = None
+    requests: Annotated[Path | None, option(_REQUESTS)] = None
+    max_prompt: Annotated[int | None, option(_MAX_PROMPT, shown="1024", min=1)] = None
+    max_new: Annotated[int | None, option(_MAX_NEW, shown="1024", min=1)] = None
+    sample: Annotated[int | None, option(_SAMPLE, shown="256", min=1)] = None
+    seed: Annotated[int | None, option(_SEED, shown="0", min=0)] = None
+    calib: Annotated[Path | None, option(_CALIB)] = None
     clips: Annotated[int | None, option(_CLIPS, shown="73", min=1)] = None
     tokens_per_second: Annotated[float | None, option(_OF_AUDIO, shown="4")] = None
     repeats: Annotated[int, option("Timed runs per point.")] = 3
@@ -87,21 +105,65 @@ class SweepFlags:
 
         return DataQuality(str(self.data), self.limit, speech)
 
-    def shape(self, *, speech: bool) -> Latency | TranscriptionBench:
-        """The load of each point; refuses flags of the other kind of model."""
+    def sides(self) -> list[SideSpec]:
+        """What is measured, in the order given."""
+        from ingot.measure.side.side_spec import HUGGINGFACE, INGOT, SideSpec, against_parts
+
+        device = given(device=self.device)
+        words = list(self.checkpoint or ())
+        if self.random_weights is not None:
+            if words not in ([], ["hf"]):
+                raise typer.BadParameter("give either CHECKPOINT or --random-weights CONFIG")
+            kind = HUGGINGFACE if words else INGOT
+            return [SideSpec(kind=kind, random_weights=self.random_weights, **device)]
+        found = []
+        for word in words:
+            is_class, path = against_parts(word)
+            if path is None:
+                raise typer.BadParameter(
+                    "hf alone needs --random-weights; for a checkpoint give hf:CHECKPOINT", param_hint="hf"
+                )
+            found.append(SideSpec(path=path, kind=HUGGINGFACE if is_class else INGOT, **device))
+        if not found:
+            raise typer.BadParameter("give either CHECKPOINT or --random-weights CONFIG")
+        return found
+
+    def shape(self, sides: list[SideSpec], *, speech: bool) -> Shape:
+        """The load of each point; refuses flags of the other kinds of load."""
         from ingot.measure.bench.latency import Latency
         from ingot.measure.bench.transcription_speed import TranscriptionBench
 
         of_text = given(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
+        of_file = given(max_prompt=self.max_prompt, max_new=self.max_new, sample=self.sample, seed=self.seed)
         of_clips = given(clips=self.clips, tokens_per_second=self.tokens_per_second)
-        odd = [f"--{name.replace('_', '-')}" for name in (of_text if speech else of_clips)]
+        if self.requests is None and of_file:
+            raise typer.BadParameter("it is about --requests, which is not given", param_hint=_flags(of_file))
+        if self.requests is not None and of_text:
+            raise typer.BadParameter(
+                "the lengths are those of --requests; limit them by --max-prompt and --max-new",
+                param_hint=_flags(of_text),
+            )
+        of_prompts = of_text | given(requests=self.requests)
+        odd = of_prompts if speech else of_clips
         if odd:
             kinds = ("prompts", "this is a speech model") if speech else ("clips", "this model takes text")
-            raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=", ".join(odd))
+            raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=_flags(odd))
         if speech:
             return TranscriptionBench(batches=(1,), repeats=self.repeats, **of_clips)
+        if self.requests is not None:
+            return self._request_load(self.requests, sides, of_file)
         lengths = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS} | of_text
         return Latency((1,), repeats=self.repeats, **lengths)
+
+    def _request_load(self, path: Path, sides: list[SideSpec], limits: dict[str, int]) -> Shape:
+        from ingot.measure.bench.sharegpt import RequestLimits
+        from ingot.measure.bench.sweep.request_load import read_request_load
+        from ingot.measure.side.side_spec import HUGGINGFACE, against_parts
+
+        is_class, other = against_parts(self.against or "")
+        if is_class and other is not None:
+            sides = [*sides, sides[0].replace(path=other, kind=HUGGINGFACE, random_weights=None)]
+        return read_request_load(path, sides, RequestLimits(**limits), self.repeats)
 
 
 @field_flags("flags")
@@ -121,26 +183,25 @@ def sweep(flags: SweepFlags) -> None:
     if flags.draw:
         _finish(out, flags)
         return
-    if (flags.checkpoint is None) == (flags.random_weights is None):
-        raise typer.BadParameter("give either CHECKPOINT or --random-weights CONFIG")
     from ingot.measure.bench.kernel_bench.kernel_times import read_shape
     from ingot.measure.bench.sweep.sweep_session import Sweep
-    from ingot.measure.side.side_spec import SideSpec
     from ingot.measure.side.token_load import parse_batches
 
-    spec = SideSpec(path=flags.checkpoint, random_weights=flags.random_weights, **given(device=flags.device))
-    speech = not read_shape(spec).config.modality.takes_text
+    sides = flags.sides()
+    speech = not read_shape(sides[0]).config.modality.takes_text
     quality = flags.quality(speech=speech)
     wanted = Sweep(
-        spec,
+        sides[0],
         dtypes=_words(flags.dtype, "dtype"),
         quants=_schemes(flags.quant),
         kv_dtypes=_words(flags.kv_dtype, "kv_dtype"),
         batches=() if flags.batch.strip() == "auto" else tuple(parse_batches(flags.batch)),
-        shape=flags.shape(speech=speech),
+        shape=flags.shape(sides, speech=speech),
         against=flags.against,
         quality_of=None if quality is None else quality.to_json(),
         threads=flags.threads,
+        beside=tuple(sides[1:]),
+        calib=None if flags.calib is None else str(flags.calib),
     )
     done = False
     try:
@@ -157,6 +218,10 @@ def sweep(flags: SweepFlags) -> None:
                 _write(out, no_png)
     if _finish(out, flags):
         raise typer.Exit(_FAILED)
+
+
+def _flags(fields: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in fields)
 
 
 def _schemes(text: str) -> tuple[str, ...]:

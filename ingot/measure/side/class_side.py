@@ -136,6 +136,10 @@ class HuggingFaceSide:
         forget_peak(self.device)
         self.max_batch_size = batch
 
+    def resize_for(self, batch: int, lengths: Sequence[int]) -> None:
+        """As ``resize``: ``generate`` makes a cache for each batch, whatever the lengths."""
+        self.resize(batch)
+
     def make_room(self, requests: int, tokens: int) -> None:
         """No-op: ``generate`` makes a cache for each batch."""
 

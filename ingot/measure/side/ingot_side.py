@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -120,14 +121,21 @@ class IngotSide:
         Raises:
             OutOfMemoryError: they do not fit.
         """
+        self.resize_for(batch, [self.max_seq_len] * batch)
+
+    def resize_for(self, batch: int, lengths: Sequence[int]) -> None:
+        """As ``resize``, for the ``batch`` longest of requests of so many tokens, prompt and output."""
         self.max_batch_size = batch
-        each = self._blocks(self.max_seq_len)
-        self._reopen(batch * each)
-        room = self.llm.executor.blocks.num_blocks // each
-        if room < batch:
+        longest = sorted(lengths, reverse=True)[:batch]
+        blocks = list(accumulate(map(self._blocks, longest)))
+        self._reopen(blocks[-1])
+        held = self.llm.executor.blocks.num_blocks
+        room = sum(needed <= held for needed in blocks)
+        if room < len(blocks):
+            up_to = "up to " if min(longest) < longest[0] else ""
             raise OutOfMemoryError(
                 "the KV cache does not hold the batch",
-                seen=f"room for {room} of {batch} requests of {self.max_seq_len} tokens",
+                seen=f"room for {room} of {batch} requests of {up_to}{longest[0]} tokens",
                 fix="a smaller `batch`, fewer tokens, or a larger GPU",
             )
 

@@ -280,7 +280,8 @@ def test_lines_are_named_once_each(checkpoint: Path) -> None:
 def test_an_engine_and_unknown_precisions_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     engine = build(checkpoint, tmp_path / "engine", max_batch_size=2, max_seq_len=32, device="cpu")
     refused: list[tuple[Path, dict[str, Any], str]] = [
-        (engine, {}, "an engine has one precision"),
+        (engine, {"quants": ("w8a16",)}, "only checkpoints are quantized"),
+        (engine, {"kv_dtypes": ("int8",)}, "only checkpoints are quantized"),
         (checkpoint, {"quants": ("none", "w3")}, "unknown quantization scheme; seen: w3; allowed: .*none"),
         (checkpoint, {"dtypes": ("fp8",)}, "unknown dtype"),
         (checkpoint, {"against": "vllm"}, "compares only with Hugging Face"),

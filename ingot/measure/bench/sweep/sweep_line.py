@@ -6,18 +6,21 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from ingot.building.builder import build
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, IngotError, OutOfMemoryError
 from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.latency import Latency, check_fits, measure_latency
+from ingot.measure.bench.sweep.request_load import RequestLoad, measure_requests
 from ingot.measure.bench.transcription_speed import TranscriptionBench, measure_transcribing, speech_tokens
 from ingot.measure.side.freed_memory import lacks_memory
 from ingot.measure.side.machine import Memory, forget_peak, peak_bytes
@@ -32,6 +35,8 @@ from ingot.measure.side.transcribers import (
 from ingot.memory.memory_sizes import encoded_position_bytes, kv_bytes_per_token
 
 OK, DOES_NOT_FIT, DIED = "ok", "does not fit", "died"
+BEYOND_ENGINE = "is beyond the engine"
+Shape = Latency | TranscriptionBench | RequestLoad
 AUTO_MOST = 4096
 Progress = dict[str, Any]
 
@@ -52,12 +57,16 @@ class SweepLine:
     Attributes:
         name: in tables and pictures.
         quant: the linear layers' scheme; with ``is_stored`` the label of the checkpoint's own.
+        calib: samples for a scheme that needs them: an engine is built for the measurement.
+        max_batch_size: an engine's limit; None: any batch.
     """
 
     name: str
     spec: SideSpec
     quant: str = "none"
     is_stored: bool = False
+    calib: str | None = None
+    max_batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,14 @@ class LineWanted:
         batches: in growing order.
         shape: the requests, or the clips of a speech model; its own batches are not read.
         with_quality: whether its quality is not known yet.
+        folder: where an engine is built for a line with samples.
     """
 
     batches: tuple[int, ...]
-    shape: Latency | TranscriptionBench
+    shape: Shape
     with_quality: bool = False
     threads: int | None = None
+    folder: str | None = None
 
 
 def doubling(most: int = AUTO_MOST) -> tuple[int, ...]:
@@ -93,22 +104,30 @@ def measure_line(
     Raises:
         IngotError: the side cannot be loaded for another reason than memory, or takes no such requests.
     """
-    if quality is not None and wanted.with_quality:
-        yield {"say": f"{line.name}: quality"}
-        try:
-            yield {"quality": quality(line.spec)}
-        except (OutOfMemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-            yield {"quality": {}, "reason": why(error)}
-    if not wanted.batches:
-        return
     try:
-        yield from _points(line, wanted, opener)
+        if line.calib is not None:
+            yield {"batch": wanted.batches[0] if wanted.batches else 1}
+            yield {"say": f"{line.name}: building"}
+            line = _built(line, wanted)
+            yield {"batch": 0}
+        if quality is not None and wanted.with_quality:
+            yield from _quality(line, quality)
+        if wanted.batches:
+            yield from _points(line, wanted, opener)
     except (OutOfMemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
         yield {"point": {"status": DOES_NOT_FIT, "reason": why(error)}}
+
+
+def _quality(line: SweepLine, quality: Quality) -> Iterator[Progress]:
+    yield {"say": f"{line.name}: quality"}
+    try:
+        yield {"quality": quality(line.spec)}
+    except (OutOfMemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        yield {"quality": {}, "reason": why(error)}
 
 
 def why(error: BaseException) -> str:
@@ -156,10 +175,34 @@ def _work(there: Connection, line: SweepLine, wanted: LineWanted, quality: Quali
     there.send({"end": True})
 
 
+def _built(line: SweepLine, wanted: LineWanted) -> SweepLine:
+    """The line of an engine, built from the checkpoint and samples; tiles as of a checkpoint in memory."""
+    assert wanted.folder is not None
+    spec, target = line.spec, Path(wanted.folder) / "engine"
+    longest = None if isinstance(wanted.shape, TranscriptionBench) else wanted.shape.longest
+    build(
+        spec.source,
+        target,
+        dtype=spec.dtype,
+        device=spec.device,
+        max_batch_size=max(wanted.batches, default=1),
+        max_seq_len=longest,
+        quant=spec.quant,
+        calib=line.calib,
+        tune=False,
+        proof=False,
+    )
+    return replace(line, spec=spec.replace(path=str(target), quant="none"), calib=None)
+
+
 def _points(line: SweepLine, wanted: LineWanted, opener: Callable[[SideSpec], Side]) -> Iterator[Progress]:
     shape, spec, first = wanted.shape, line.spec, wanted.batches[0]
     device = resolve_device(spec.device)
+    most = line.max_batch_size
     yield {"batch": first}
+    if most is not None and first > most:
+        yield _beyond(most)
+        return
     yield {"say": f"{line.name}: loading"}
     with ExitStack() as opened:
         side: Any
@@ -167,7 +210,8 @@ def _points(line: SweepLine, wanted: LineWanted, opener: Callable[[SideSpec], Si
             tokens = speech_tokens(spec)
             side = opened.enter_context(open_speech_side(spec, first))
         else:
-            side = opener(spec.replace(max_batch_size=first, max_seq_len=shape.longest))
+            sizes = {"max_batch_size": first, "engine_batch_size": first, "max_seq_len": shape.longest}
+            side = opener(spec.replace(**sizes))
         _check_quant(line, side.facts())
         if isinstance(shape, Latency):
             check_fits(side, first, shape.longest)
@@ -175,13 +219,23 @@ def _points(line: SweepLine, wanted: LineWanted, opener: Callable[[SideSpec], Si
         ceiling = measure_ceiling(device, side.dtype)
         for batch in wanted.batches:
             yield {"batch": batch}
+            if most is not None and batch > most:
+                yield _beyond(most)
+                return
             yield {"say": f"{line.name}: batch {batch}"}
-            side.resize(batch)
+            if isinstance(shape, RequestLoad):
+                side.resize_for(batch, shape.lengths)
+            else:
+                side.resize(batch)
             if isinstance(shape, TranscriptionBench):
                 forget_peak(device)
                 side.warm_up()
                 (entry,) = measure_transcribing(side, shape.replace(batches=(batch,)), tokens)
                 facts, memory = _speech_facts(side), _speech_memory(side, spec)
+            elif isinstance(shape, RequestLoad):
+                side.warm_up(batch)
+                entry = measure_requests(side, shape, batch, ceiling)
+                facts, memory = side.facts(), side.memory()
             else:
                 side.warm_up(batch)
                 (entry,) = measure_latency(side, shape.replace(batches=(batch,)), ceiling)
@@ -190,6 +244,10 @@ def _points(line: SweepLine, wanted: LineWanted, opener: Callable[[SideSpec], Si
             known = {"dtype": dtype_name(side.dtype), "facts": facts, "ceiling": ceiling.to_json()}
             point = {"status": OK, "figures": entry, "memory": memory.to_json()}
             yield {"point": point | known | {"doubts": doubts([entry])}}
+
+
+def _beyond(most: int) -> Progress:
+    return {"point": {"status": BEYOND_ENGINE, "reason": f"built with a max_batch_size of {most}"}}
 
 
 def _speech_facts(side: SpeechSide) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ingot.errors import ConfigError
 from ingot.measure.bench.latency import METHOD
 from ingot.measure.bench.sweep.sweep_line import OK
 from ingot.measure.bench.transcription_speed import TranscriptionBench
+from ingot.measure.side.side_spec import HUGGINGFACE
 
 SCHEMA = 1
 LOWER_IS_BETTER = frozenset({"perplexity", "kl", "divergence", "wer", "loss"})
@@ -24,6 +25,7 @@ def record_of(records: list[Record]) -> Record:
     names = dict.fromkeys(record["line"] for record in records)
     lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
     last = records[-1]
+    of_hf = with_ratios(lines) if of_requests(last["settings"]) else None
     return {
         "schema": SCHEMA,
         "verb": "sweep",
@@ -35,7 +37,25 @@ def record_of(records: list[Record]) -> Record:
         "method": TranscriptionBench.method if of_clips(last["settings"]) else METHOD,
         "lines": lines,
         "pareto": best(lines),
-    }
+    } | ({"ratio_of": of_hf} if of_requests(last["settings"]) else {})
+
+
+def with_ratios(lines: list[Record]) -> str | None:
+    """Add ``ratio_to_hf`` to each point: the seconds of the first line of Hugging Face's class for the same
+    requests at the same batch size, over its own (None where that has no such point). Returns that line's
+    name. Requests/s, input and output tokens/s have the same ratio.
+    """
+    first = next((line for line in lines if line["kind"] == HUGGINGFACE), None)
+    found = {} if first is None else {p["batch"]: _seconds(p) for p in first["points"]}
+    for line in lines:
+        for point in line["points"]:
+            theirs = found.get(point["batch"])
+            point["ratio_to_hf"] = None if theirs is None else round(theirs / _seconds(point), 4)
+    return None if first is None else str(first["name"])
+
+
+def _seconds(point: Record) -> float:
+    return float(point["figures"]["seconds"]["p50"])
 
 
 def best(lines: list[Record]) -> Record:
@@ -60,6 +80,11 @@ def best(lines: list[Record]) -> Record:
 def of_clips(settings: Record) -> bool:
     """Whether the points are of a speech model's clips, not of prompts."""
     return "clips" in settings
+
+
+def of_requests(settings: Record) -> bool:
+    """Whether the points are of a file's requests."""
+    return "max_prompt" in settings
 
 
 def speed(point: Record) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ingot.measure.bench.charts import COLORS, OTHER_COLOR, ChartMark, Panel, Series
 from ingot.measure.bench.sweep.sweep_line import DIED
-from ingot.measure.bench.sweep.sweep_record import lower_is_better, memory_gb, of_clips, speed
-from ingot.measure.side.text_table import Table, number, numbers, percent
+from ingot.measure.bench.sweep.sweep_record import lower_is_better, memory_gb, of_clips, of_requests, speed
+from ingot.measure.side.text_table import Table, number, numbers, percent, times
 
 Record = dict[str, Any]
 _SMALL_GB = 1.0
@@ -31,6 +31,7 @@ def sweep_lines(record: Record) -> list[str]:
         f"{shape['num_heads']} heads, intermediate {shape['intermediate_size']}, "
         f"vocabulary {shape['vocab_size']}",
         f"{_load(settings)}, {settings['repeats']} repeats; {record['method']}",
+        *_choice(settings),
         f"torch {found['torch']}, triton {found['triton'] or 'none'}, ingot {found['ingot']} "
         f"({commits}){cores}",
     ]
@@ -39,7 +40,25 @@ def sweep_lines(record: Record) -> list[str]:
 def _load(settings: Record) -> str:
     if of_clips(settings):
         return f"{settings['clips']} clips of {settings['tokens_per_second']:g} tokens per second of audio"
+    if of_requests(settings):
+        return (
+            f"{settings['requests']:,} requests of {settings['file']}, {settings['input_tokens']:,} input "
+            f"and {settings['output_tokens']:,} output tokens"
+        )
     return f"requests of {settings['prompt_tokens']} prompt tokens and {settings['new_tokens']} new"
+
+
+def _choice(settings: Record) -> list[str]:
+    """How the requests of a file were chosen, and which were not."""
+    if not of_requests(settings):
+        return []
+    left_out = [f"{count:,} {reason}" for reason, count in settings["left_out"].items()]
+    reasons = f"; left out: {', '.join(left_out)}" if left_out else ""
+    cut = f"; {settings['cut']:,} answers cut" if settings["cut"] else ""
+    return [
+        f"prompts of at most {settings['max_prompt']} tokens, answers of {settings['max_new']}, drawn with "
+        f"seed {settings['seed']}, tokens counted by {settings['counted_by']}{cut}{reasons}"
+    ]
 
 
 def limits(record: Record) -> list[str]:
@@ -67,7 +86,8 @@ def broken(record: Record) -> bool:
 def sweep_table(record: Record) -> Table:
     """A row for each precision and batch, and one for a size that does not fit."""
     settings = record["settings"]
-    measured = _CLIPS if of_clips(settings) else _REQUESTS
+    measured = _columns(settings)
+    has_ratio = record.get("ratio_of") is not None
     metrics = list(dict.fromkeys(metric for line in record["lines"] for metric in line["quality"]))
     front = {(name, batch) for name, batch in record["pareto"]["points"]}
     unit, scale = memory_unit(record)
@@ -81,19 +101,23 @@ def sweep_table(record: Record) -> Table:
                 line["name"],
                 str(point["batch"]),
                 *(percent(figures[m]) if m in _SHARES else numbers(figures, m)[0] for m in measured.values()),
+                *([times(point["ratio_to_hf"])] if has_ratio else []),
                 *(number(None if size is None else size * scale) for size in sizes),
             )
             rows.append((*row, *_quality(line, metrics), note))
         if line["limit"] is not None:
-            blank = ("-",) * (len(measured) + len(_MEMORY))
+            blank = ("-",) * (len(measured) + has_ratio + len(_MEMORY))
             named = (line["name"], str(line["limit"]["batch"]))
             rows.append((*named, *blank, *_quality(line, metrics), line["limit"]["status"]))
     memory = tuple(f"{name} {unit}" for name in _MEMORY)
     if of_clips(settings):
         title = f"sweep, {settings['clips']} clips"
+    elif of_requests(settings):
+        title = f"sweep, {settings['requests']:,} requests"
     else:
         title = f"sweep, {settings['prompt_tokens']} prompt tokens, {settings['new_tokens']} new"
-    return Table(title, ("precision", "batch", *measured, *memory, *metrics, "note"), tuple(rows))
+    ratio = ("of HF",) if has_ratio else ()
+    return Table(title, ("precision", "batch", *measured, *ratio, *memory, *metrics, "note"), tuple(rows))
 
 
 def memory_unit(record: Record) -> tuple[str, float]:
@@ -123,6 +147,10 @@ def panels(record: Record) -> list[Panel]:
         step = "ms per decode step (one token per request)"
         series = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
         found.append(_panel("Speed against latency, by batch size", step, axis, series, set()))
+    elif all(point["figures"].get("tpot_ms") for line in lines for point in line["points"]):
+        series = _series(lines, palette, lambda line, p: p["figures"]["tpot_ms"]["p50"])
+        token = "ms per output token of a request, after its first"
+        found.append(_panel("Speed against latency, by batch size", token, axis, series, set()))
     if not by_memory:
         found.append(_quality_panel(lines, palette, record["pareto"]))
     return found
@@ -136,6 +164,14 @@ _REQUESTS = {  # the columns, and the figures in them
     "req/s": "requests_per_s",
     "MBU": "mbu",
 }
+_OF_FILE = {
+    "seconds": "seconds.p50",
+    "req/s": "requests_per_s",
+    "input tok/s": "input_tokens_per_s",
+    "output tok/s": "output_tokens_per_s",
+    "TTFT ms": "ttft_ms.p50",
+    "TPOT ms": "tpot_ms.p50",
+}
 _CLIPS = {
     "seconds": "seconds.p50",
     "RTFx": "rtfx",
@@ -144,6 +180,12 @@ _CLIPS = {
 }
 _SHARES = ("mbu",)
 _MEMORY = ("weights", "cache", "peak")
+
+
+def _columns(settings: Record) -> dict[str, str]:
+    if of_requests(settings):
+        return _OF_FILE
+    return _CLIPS if of_clips(settings) else _REQUESTS
 
 
 def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
