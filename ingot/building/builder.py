@@ -35,6 +35,7 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import parse_dtype, resolve_device
+from ingot.engine.as_stored import stored_note
 from ingot.engine.assembly import Assembly, build_config, make_manifest
 from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, PROOF_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
@@ -79,8 +80,8 @@ def build(
     proof_progress: Progress | None = None,
     finish: Finish | None = None,
 ) -> Path:
-    """Build an engine folder from a checkpoint folder, a Hugging Face id, a ``.pt`` file of OpenAI's Whisper,
-    or the files of a MiniGPT-4; returns the folder.
+    """Build an engine folder from a checkpoint folder, a Hugging Face id, a GGUF file, a ``.pt`` file of
+    OpenAI's Whisper, or the files of a MiniGPT-4; returns the folder.
 
     The same checkpoint, arguments and version give the same bytes on the same machine in every file but
     verify.json, which has the time, and a plan.json that a GPU measured. On another machine the proof and
@@ -132,6 +133,8 @@ def build(
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
+        if (note := stored_note(source, assembly.quant, config.dtype)) is not None:
+            _log.warning("%s: %s", original, note)
         text = read_text_parts(source, chat_template)
         data = _calibration(assembly, calib, calib_samples, calib_prompt_seed, source, text, place)
         _expect_room(assembly, data, place)

@@ -8,6 +8,7 @@ from typing import Literal
 from ingot.building.random_weights import config_manifest
 from ingot.checkpoint.checkpoint_files import CONFIG, read_json
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.checkpoint.gguf.gguf_file import is_gguf
 from ingot.checkpoint.hub import resolve_config
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
@@ -81,6 +82,10 @@ def _manifest(
     place = path if path.is_file() else resolve_config(name, revision=revision)
     batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
     manifest = config_manifest(place, _stored_dtype(place, dtype), batch, max_seq_len)
+    if is_gguf(place):
+        with open_checkpoint(place) as source:
+            made = Assembly.of(source, manifest.build, QuantConfig())
+        return manifest.replace(model=made.model_config, quant=made.quant)
     if is_openai(place) or is_minigpt4(place):
         return manifest
     folder, config = (place.parent, place) if place.is_file() else (place, place / CONFIG)
@@ -98,7 +103,8 @@ def _manifest(
 
 def _stored_dtype(folder: Path, dtype: str) -> str:
     """The dtype of a build: that of the weights where they are, else what config.json says."""
-    if dtype != "auto" or (folder.is_file() and not (is_openai(folder) or is_minigpt4(folder))):
+    alone = is_openai(folder) or is_minigpt4(folder) or is_gguf(folder)
+    if dtype != "auto" or (folder.is_file() and not alone):
         return dtype
     try:
         with open_checkpoint(folder) as source:

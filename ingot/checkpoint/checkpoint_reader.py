@@ -20,12 +20,17 @@ from ingot.checkpoint.checkpoint_files import (
     read_json,
     shorten,
 )
+from ingot.checkpoint.gguf.gguf_config import config_of as gguf_config
+from ingot.checkpoint.gguf.gguf_config import generation_of as gguf_generation
+from ingot.checkpoint.gguf.gguf_file import SUFFIX, GgufFile, is_gguf
+from ingot.checkpoint.gguf.gguf_tokenizer import TokenizerFiles
+from ingot.checkpoint.gguf.gguf_weights import GgufWeights
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
 from ingot.checkpoint.minigpt4_files import config_of as minigpt4_config
 from ingot.checkpoint.openai_whisper import STATE, config_of, generation_of, is_openai, names_of
 from ingot.checkpoint.packed_config import packed_files, packed_format
 from ingot.checkpoint.packed_tensors import PackedLayers
-from ingot.checkpoint.shard_reader import OpenShard, TensorInfo, read_values, scan_shard
+from ingot.checkpoint.shard_reader import OpenShard, Shard, TensorInfo, read_values, scan_shard
 from ingot.config.build_config import MANIFEST_FILE
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -41,6 +46,7 @@ class Checkpoint:
         config, generation_config: the JSON files as they are; {} where there is no generation config.
         tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
         packed: the layers that are stored in fewer bits; None: there are none.
+        widened: of a GGUF file, by quantization type, how many tensors are dequantized in any build.
     """
 
     def __init__(
@@ -53,6 +59,8 @@ class Checkpoint:
         names: Mapping[str, str] | None = None,
         *,
         alone: bool = False,
+        shard: Shard | None = None,
+        text: TokenizerFiles | None = None,
     ) -> None:
         self.folder = folder
         self.alone = alone
@@ -63,8 +71,18 @@ class Checkpoint:
         self._stored = tensors
         self._inner = inner or {}
         self._names = names or {}
+        self.widened: dict[str, int] = {}
+        self._shard = shard
+        self._text = text
         self._open = OpenShard()
         self._closed = False
+
+    @property
+    def text_folder(self) -> Path:
+        """Where the tokenizer's files are, until ``close``; CheckpointError where a GGUF file's cannot be
+        read.
+        """
+        return self.folder if self._text is None else self._text.folder()
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor ``name``, on the CPU, of the stored shape and dtype; no other tensor shares its storage.
@@ -90,7 +108,10 @@ class Checkpoint:
                 f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
             )
         file = self.folder / info.file
-        tensor = self._open.read(file, self._inner.get(info.file), self._names.get(name, name))
+        if self._shard is not None:
+            tensor = self._shard.read(name)
+        else:
+            tensor = self._open.read(file, self._inner.get(info.file), self._names.get(name, name))
         if tensor.is_floating_point() and tensor.numel():
             values = tensor.half() if tensor.itemsize == 1 else tensor  # fp8 has no order of its own in torch
             # One pass at the speed of memory: NaN and infinity are, or become, the least or the most.
@@ -105,6 +126,8 @@ class Checkpoint:
 
     def close(self) -> None:
         self._open.close()
+        if self._text is not None:
+            self._text.close()
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -115,8 +138,8 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
-    """Open a Hugging Face checkpoint folder, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4
-    (or the YAML file that names them); reads what the files hold, not the tensors.
+    """Open a Hugging Face checkpoint folder, a GGUF file, a ``.pt`` file of OpenAI's Whisper, or the files of
+    a MiniGPT-4 (or the YAML file that names them); reads what the files hold, not the tensors.
 
     Layouts of a folder, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with
     shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
@@ -138,11 +161,15 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
         return Checkpoint(folder.parent, config, generation, tensors, {folder.name: STATE}, names, alone=True)
     if is_minigpt4(folder):
         return _open_minigpt4(MiniGPT4Files.read(folder))
+    if is_gguf(folder):
+        return _open_gguf(folder)
     files = list_files(folder)
     if CONFIG not in files:
         what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
         if MANIFEST_FILE in files:
             what = f"{folder} is an engine, not a checkpoint", "give the checkpoint that it was built from"
+        if ggufs := [name for name in files if name.endswith(SUFFIX)]:
+            what = what[0], f"give the path of its GGUF file, {folder / ggufs[0]}"
         allowed = f"{CONFIG} beside {' or '.join(EXPECTED)}"
         raise NoSuchPathError(what[0], seen=shorten(files), allowed=allowed, fix=what[1])
     config = read_json(folder / CONFIG)
@@ -162,10 +189,25 @@ def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
             return found.config
     if is_openai(place):
         return config_of(place, read_values(place))
+    if is_gguf(place):
+        return gguf_config(GgufFile.open(place))
     file = place / CONFIG if place.is_dir() else place
     if not file.is_file():
         raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
     return read_json(file)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    """Tensors, configs and tokenizer of a GGUF file, as Hugging Face's would be."""
+    file = GgufFile.open(path)
+    config, generation = gguf_config(file), gguf_generation(file)
+    weights, text = GgufWeights(file, config), TokenizerFiles(file)
+    found = Checkpoint(path.parent, config, generation, weights.infos(), alone=True, shard=weights, text=text)
+    found.widened = weights.widened
+    if weights.form is not None:
+        found.packed = PackedLayers.of(weights.form, found.tensors, found.read_stored)
+        found.tensors = found.packed.tensors
+    return found
 
 
 def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ingot.checkpoint.checkpoint_files import CONFIG, TEMPLATES, find_layout, list_files
+from ingot.checkpoint.gguf.gguf_file import is_gguf
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
@@ -43,7 +44,7 @@ def resolve_checkpoint(
     offline: bool = False,
 ) -> Path:
     """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network;
-    a ``.pt`` file of OpenAI's Whisper or the YAML file of a MiniGPT-4 as it is.
+    a GGUF file, a ``.pt`` file of OpenAI's Whisper or the YAML file of a MiniGPT-4 as it is.
 
     A complete snapshot in the cache is taken without asking the network whether it is the newest; give a
     commit as ``revision`` to have another. Only config, tokenizer and weight files are downloaded, no code,
@@ -95,10 +96,10 @@ def resolve_config(name_or_path: str | Path, revision: str | None = None) -> Pat
 
 
 def _is_local(name: str | Path, path: Path) -> bool:
-    """Whether it is on this machine: a folder whose files can be listed, a file of OpenAI's, or the YAML file
-    of a MiniGPT-4. Raises CheckpointError for another file, and where such a file is missing.
+    """Whether it is on this machine: a folder whose files can be listed, a GGUF file, a file of OpenAI's, or
+    the YAML file of a MiniGPT-4. Raises CheckpointError for another file, and where such a file is missing.
     """
-    if is_openai(path) or is_minigpt4(path):
+    if is_openai(path) or is_minigpt4(path) or is_gguf(path):
         if path.is_file():
             return True
         raise NoSuchPathError("no such file", seen=path, fix="correct the path")

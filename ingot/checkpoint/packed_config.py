@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.checkpoint.checkpoint_files import read_json
 from ingot.checkpoint.packed_keys import check_packed_keys
-from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_config import REPLACEABLE, QuantConfig
 from ingot.config.quantization.scheme_table import GROUPS, SCHEMES, listed, stored_as, weight_only_schemes
 from ingot.errors import CheckpointError
 
@@ -35,7 +35,7 @@ class PackedFormat:
     """How the packed linear layers of a checkpoint are stored; all alike.
 
     Attributes:
-        source: ``gptq``, ``awq`` or ``compressed-tensors``.
+        source: ``gptq``, ``awq``, ``compressed-tensors`` or ``gguf``.
         bits: of a quantized value, 4 or 8.
         group: neighbouring columns (in the order of ``act_order``) that share a scale; 0: one scale per row.
         symmetric: values stand around the middle, and zeros are not kept.
@@ -53,6 +53,11 @@ class PackedFormat:
     stored_zero: int = 0
     whole_bytes: bool = False
     activations: str = "none"
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether a build may dequantize the values and choose others."""
+        return self.source in REPLACEABLE
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
         """The config of an engine with these values; ``dense``: layers that are not packed, → ``none``."""

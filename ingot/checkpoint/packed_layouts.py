@@ -93,7 +93,7 @@ def missing(packed: PackedFormat, names: set[str]) -> list[str]:
 
 def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
     """The quantized values of one layer; CheckpointError where shapes or values contradict the config."""
-    read = _compressed if packed.source == "compressed-tensors" else _gptq
+    read = _compressed if packed.whole_bytes or packed.source == "compressed-tensors" else _gptq
     values, scales, zeros, index = read(packed, pieces)
     if zeros is not None:
         if packed.source == "gptq":

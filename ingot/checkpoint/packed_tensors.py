@@ -61,12 +61,16 @@ class PackedLayers:
             )
         tensors: dict[str, TensorInfo] = {}
         idle = {f"{module}.{end}" for module in modules for end in others}
-        scales = "weight_scale" if form.source == "compressed-tensors" else "scales"
+        by_weight = form.whole_bytes or form.source == "compressed-tensors"
+        scales = "weight_scale" if by_weight else "scales"
         for name, info in stored.items():
             module = name.removesuffix(f".{first}")
             if module != name and module in modules:
                 dtype = stored[f"{module}.{scales}"].dtype
-                tensors[f"{module}.weight"] = TensorInfo(_shape(form, module, info, read), dtype, info.file)
+                shape = _shape(form, module, info, read)
+                # What is dequantized for another scheme is rounded once.
+                wide, default = (torch.float32, dtype) if form.replaceable else (dtype, None)
+                tensors[f"{module}.weight"] = TensorInfo(shape, wide, info.file, default)
             elif name not in idle:
                 tensors[name] = info
         return cls(form, tensors, frozenset(f"{module}.weight" for module in modules), stored, read)

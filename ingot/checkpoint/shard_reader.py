@@ -42,11 +42,15 @@ _AGAIN = "download the file again and compare its size or hash"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a stored tensor without reading it: shape, dtype, and the name of its file."""
+    """What is known of a stored tensor without reading it: shape, dtype, and the name of its file.
+
+    ``default``: the dtype that an engine stores it in by default; None: ``dtype``.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: str
+    default: torch.dtype | None = None
 
 
 class Shard(Protocol):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
 
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.checkpoint.gguf.gguf_weights import GGUF_TYPES
 from ingot.checkpoint.name_rules import Concat, Rename, Transpose
-from ingot.checkpoint.packed_config import FROM_ORIGINAL
+from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
 from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
-from ingot.config.quantization.quant_config import HEAD, SOURCES, QuantConfig
+from ingot.config.quantization.quant_config import HEAD, REPLACEABLE, SOURCES, QuantConfig
 from ingot.device import dtype_name
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.quantized_values import Quantized
@@ -44,12 +47,40 @@ def stored_quant(
     return expect_stored(packed.form.quant(dense), given)
 
 
+def replaces_stored(form: PackedFormat, given: QuantConfig) -> bool:
+    """Whether a build with ``given`` dequantizes a checkpoint's values and chooses others."""
+    return form.replaceable and given != QuantConfig(head=given.head) and not given.source
+
+
+def stored_note(checkpoint: Checkpoint, quant: QuantConfig, dtype: str) -> str | None:
+    """What a build with ``quant`` does to a GGUF file's quantized tensors; None: there are none.
+
+    ``quant`` and ``dtype`` are the engine's own.
+    """
+    kept, widened = checkpoint.packed, Counter(checkpoint.widened)
+    if kept is not None and not quant.source:
+        widened[GGUF_TYPES[kept.form.bits]] += len(kept.names)
+    parts = []
+    if kept is not None and quant.source:
+        count, kind = len(kept.names), GGUF_TYPES[kept.form.bits]
+        parts.append(f"{count} weights keep their {kind} values as {quant.scheme}, group {quant.group}")
+    if widened:
+        types = ", ".join(f"{kind} {count}" for kind, count in sorted(widened.items()))
+        again = (
+            "" if quant.dense or quant.source else f", the layers' weights then quantized to {quant.label}"
+        )
+        parts.append(f"{widened.total()} quantized tensors are dequantized to {dtype} ({types}){again}")
+    return "; ".join(parts) or None
+
+
 def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
     """The config of a build of a quantized checkpoint, ``found``: as it is, or with the head in fewer bits.
 
     Raises:
         ConfigError: ``given`` asks for something else.
     """
+    if found.source in REPLACEABLE and given != QuantConfig(head=given.head):
+        return given
     if given == found.replace(head=given.head) or given == QuantConfig(head=given.head):
         return found.replace(head=given.head)
     raise ConfigError(
@@ -131,6 +162,7 @@ class StoredWeights:
             raise BuildError(
                 f"the scales of {name} do not fit {dtype_name(self._dtype)}",
                 seen=dtype_name(scales.dtype),
-                fix=f"`dtype={dtype_name(scales.dtype)}`, or auto",
+                fix=f"`dtype={dtype_name(scales.dtype)}`, or auto"
+                + (", or `quant` for values of its own" if self._packed.form.replaceable else ""),
             )
         return cast

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG, Checkpoint
+from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve, stored_copies
 from ingot.config.build_config import DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.as_stored import StoredWeights, stored_quant
+from ingot.engine.as_stored import StoredWeights, replaces_stored, stored_quant
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, ConfigError
@@ -67,6 +68,7 @@ class Assembly:
     model: Decoder
     mapped: dict[str, MappedTensor]
     source_dtype: str
+    packed: PackedLayers | None = None
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, build: BuildConfig, quant: QuantConfig) -> Assembly:
@@ -107,6 +109,8 @@ class Assembly:
         shapes = architecture.empty_model(config, build, QuantConfig())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         packed = checkpoint.packed
+        if packed is not None and replaces_stored(packed.form, quant):
+            packed = None
         if packed is not None:
             idle = tuple(Ignore(name) for name in packed.idle_biases())
             weight_map = replace(weight_map, rules=(*weight_map.rules, *idle))
@@ -115,8 +119,8 @@ class Assembly:
             quant = stored_quant(packed, mapped, list(linears(shapes)), quant)
         quant.check_names(linears(shapes))
         model = architecture.empty_model(config, build, quant)
-        dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
-        return cls(architecture, config, build, quant, model, mapped, "+".join(sorted(dtypes)))
+        dtypes = {dtype_name(info.default or info.dtype) for info in checkpoint.tensors.values()}
+        return cls(architecture, config, build, quant, model, mapped, "+".join(sorted(dtypes)), packed)
 
     def layout(self) -> dict[str, torch.Tensor]:
         """Meta tensors of all stored tensors by name, in order; a tied head is not among them."""
@@ -130,9 +134,9 @@ class Assembly:
         ``device``: where weights are rotated and rounded; the results are the same on any.
         """
         load: Load = partial(self.load, checkpoint=checkpoint, device=device)
-        if checkpoint.packed is None:
+        if self.packed is None:
             return packed_tensors(self.model, load, device)
-        stored = StoredWeights(checkpoint.packed, self.mapped, parse_dtype(self.build.dtype))
+        stored = StoredWeights(self.packed, self.mapped, parse_dtype(self.build.dtype))
         return packed_tensors(
             self.model, load, device, lambda name: ChosenValues(stored.values(name), stored.input_scale(name))
         )
@@ -314,7 +318,7 @@ def build_config(
     if dtype == "auto":  # that of most weights
         counts: Counter[str] = Counter()
         for info in source.tensors.values():
-            counts[dtype_name(info.dtype)] += math.prod(info.shape)
+            counts[dtype_name(info.default or info.dtype)] += math.prod(info.shape)
         best = max(counts, key=lambda name: counts[name], default="fp32")
         dtype = best if best in ("fp16", "bf16") else "fp32"
     else:

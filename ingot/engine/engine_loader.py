@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
+from ingot.engine.as_stored import stored_note
 from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
 from ingot.engine.integrity import checked_weights
@@ -28,6 +30,7 @@ from ingot.layers.linear import loaded_dtype
 from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_error import explained
 
+_log = logging.getLogger(__name__)
 NO_ROOM = "the weights do not fit in the device's memory"
 
 
@@ -143,7 +146,7 @@ def engine_in_memory(
     chat_template: str | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> Engine:
-    """Assemble a checkpoint folder directly on a device; nothing is written. ``runtime`` as in
+    """Assemble a checkpoint folder or GGUF file directly on a device; nothing is written. ``runtime`` as in
     ``load_engine``,
     ``quant`` as in ``build``; weights are packed on the device, one after another.
 
@@ -158,6 +161,8 @@ def engine_in_memory(
         chosen = read_quant(quant)
         chosen.check_in_memory()
         assembly = Assembly.of(source, config, chosen)
+        if (note := stored_note(source, assembly.quant, config.dtype)) is not None:
+            _log.warning("%s: %s", folder, note)
         text = read_text_parts(source, chat_template)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)

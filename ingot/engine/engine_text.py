@@ -45,8 +45,8 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
         TokenizerError: tokenizer files or the template are broken.
     """
     config = source.config if source.alone else None
-    tokenizer = load_foreign_tokenizer(source.folder, model=config)
-    chat = load_chat_format(source.folder, source.generation_config, chat_template)
+    tokenizer = load_foreign_tokenizer(source.text_folder, model=config)
+    chat = load_chat_format(source.text_folder, source.generation_config, chat_template)
     stops = tuple(sorted(stop_ids_for(source.generation_config, source.config, tokenizer, chat)))
     files = () if tokenizer is None else tuple(tokenizer.files)
     template_file = Path(chat_template) if chat_template and chat_template not in FORMATS else None

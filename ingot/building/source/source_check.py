@@ -19,9 +19,11 @@ from ingot.building.source.folded_values import Folded
 from ingot.building.source.minigpt4_names import PictureSource
 from ingot.building.source.quantized_check import judge_narrow, plain_scales, plain_weight
 from ingot.building.source.reordered_values import Reordered
+from ingot.building.source.source_gguf import GgufSource
 from ingot.building.source.source_tensors import MappedSource, Source, SourceTensors
 from ingot.building.source.tensor_origin import Origin, Rotated
 from ingot.checkpoint.checkpoint_reader import open_checkpoint, read_config
+from ingot.checkpoint.gguf.gguf_file import GgufFile, is_gguf
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.device import parse_dtype
@@ -65,7 +67,7 @@ def compare_with_source(
     CPU.
 
     Args:
-        checkpoint: a folder, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4.
+        checkpoint: a folder, a GGUF file, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4.
         device: where rows are widened and compared.
         progress: called as (what, modules done, modules in all).
         model: the engine's empty modules; None: they are made.
@@ -120,6 +122,9 @@ def _reading(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> Iterator[S
     if isinstance(checkpoint, MiniGPT4Files) or is_minigpt4(checkpoint):
         with PictureSource.open(checkpoint, config, layers) as source:
             yield source
+        return
+    if is_gguf(checkpoint):
+        yield GgufSource(GgufFile.open(checkpoint), config, layers)
         return
     if SourceTensors.knows(config):
         with SourceTensors.open(checkpoint, config, layers) as source:

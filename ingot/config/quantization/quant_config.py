@@ -29,7 +29,8 @@ from ingot.errors import ConfigError
 
 SEARCH = "search"
 HEAD = "lm_head"
-SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
+SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "gguf": "GGUF"}
+REPLACEABLE = frozenset({"gguf"})  # sources whose values a build may dequantize to choose others
 _METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
 _DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
