@@ -156,6 +156,8 @@ def test_another_scheme_quantizes_again(quant: str, tmp_path: Path, caplog: pyte
     assert line in caplog.text
     assert read_setting(str(path), quant=quant).quant == found
     rest = model.model.layers[0].mlp.down_proj.weight.detach()
+    with open_checkpoint(path) as source:  # rounded only once
+        assert torch.equal(source.read("model.layers.0.mlp.down_proj.weight"), rest)
     got = linears(LLM(folder, "cpu").engine.model)["layers.0.mlp.down_proj"].dequantized(torch.float32)
     assert 0 < float((got - rest).abs().max()) < 0.1 * float(rest.abs().max())
 

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "half a block": (header([], [tensor("t", [33, 4], 8)]), r"t of shape \[33, 4\] as Q8_0"),
     "IQ4_XS": (header([], [tensor("t", [256], 23)]), "seen: t: IQ4_XS; allowed: F32, F16, Q4_0"),
     "unknown type": (header([], [tensor("t", [256], 77)]), "seen: t: type 77; allowed: F32, F16, Q4_0"),
-    "parts": (header([field("split.count", 2, b"\x03\x00")], []), "one part of a model.*gguf-split --merge"),
+    "parts": (header([field("split.count", 2, b"\x03\x00")], []), "one part of a model.*merge the parts"),
     "no architecture": (header([], []), "unsupported architecture.*None"),
     "other architecture": (header([field("general.architecture", 8, text("mamba"))], []), "'mamba'"),
     "no embedding": (header([field("general.architecture", 8, text("llama"))], []), "no tensor token_embd"),

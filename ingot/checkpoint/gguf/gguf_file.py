@@ -98,7 +98,7 @@ class GgufFile:
             raise CheckpointError(f"cannot read {path}", seen=error, fix="check that it is there") from error
         parts = found.metadata.get("split.count", 1)
         if isinstance(parts, int) and parts > 1:
-            fix = "merge them: `llama-gguf-split --merge FIRST_PART model.gguf`"
+            fix = "merge the parts with llama.cpp's llama-gguf-split"
             raise CheckpointError(f"{path} is one part of a model", seen=f"split.count {parts}", fix=fix)
         return found
 
