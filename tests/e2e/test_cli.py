@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.testing import CliRunner
 
+from benchmarks.figures import ROOT
 from ingot.building.builder import build
 from ingot.cli.main import app
 from ingot.engine.manifest import Manifest
@@ -54,6 +56,22 @@ def test_the_shell_completes_verbs_and_flags(typed: str, offered: str) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     environment = {"_INGOT_COMPLETE": "complete_bash", **words}
     assert CliRunner().invoke(app, env=environment, prog_name="ingot").stdout.strip() == offered
+
+
+def test_completion_is_installed_for_the_shell_that_asks(tmp_path: Path) -> None:
+    """A bash that has read its files then completes verbs."""
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("no bash")
+    start = "from ingot.cli.main import app; app(prog_name='ingot')"
+    script = tmp_path / "ingot"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{start}" "$@"\n')
+    script.chmod(0o755)
+    asked = "COMP_WORDS=(ingot transc) COMP_CWORD=1; _ingot_completion ingot; echo ${COMPREPLY[@]}"
+    text = f"ingot --install-completion; . ~/.bashrc; complete -p ingot; {asked}"
+    place = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([bash, "-c", text], capture_output=True, text=True, env=place, check=True)
+    assert "bash completion installed" in done.stdout
+    assert done.stdout.splitlines()[-2:] == ["complete -o default -F _ingot_completion ingot", "transcribe"]
 
 
 def test_help_does_not_wait_for_torch() -> None:
