@@ -23,6 +23,7 @@ from ingot.cli.measure.align import align
 from ingot.cli.measure.bench import bench
 from ingot.cli.measure.doctor import doctor
 from ingot.cli.measure.eval import evaluate
+from ingot.cli.measure.profile import profile
 from ingot.cli.measure.sweep import sweep
 from ingot.cli.merge_delta import merge_delta
 from ingot.cli.plan import plan
@@ -152,7 +153,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
     "Build": (plan, merge_delta, build, tune, doctor),
     "Run": (run, chat, transcribe, serve, web, triton, explain),
     "Prove": (inspect, verify, align, diff, repro),
-    "Measure": (evaluate, bench, sweep),
+    "Measure": (evaluate, bench, sweep, profile),
 }
 
 

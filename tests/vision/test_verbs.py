@@ -20,8 +20,10 @@ from ingot.engine.manifest import Manifest
 from ingot.llm.explain_prompt import explain_request
 from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.bench.latency import Latency
+from ingot.measure.bench.profile.profile_session import Profile, profile_side
 from ingot.measure.bench.sweep.sweep_line import measure_line
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
+from ingot.measure.side.ingot_side import IngotSide
 from ingot.measure.side.side_spec import SideSpec
 from tests.vision.conftest import COLOUR, POCKET, image
 from tests.vision.files import TINY, write_files
@@ -166,6 +168,18 @@ def test_sweep_measures_texts_in_the_schemes_of_parts(tmp_path: Path) -> None:
     (line,) = run_sweep(wanted, tmp_path / "sweep", measure=measure_line)["lines"]
     assert line["quant"] == "vit=w8a8,llm=w8a16"
     assert line["points"][0]["figures"]["output_tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize("step", ["encode", "prompt"])
+def test_profile_shows_the_steps_of_pictures(step: str, tmp_path: Path) -> None:
+    """Pictures are encoded in a step of their own, and their rows stand in a prompt."""
+    files = write_files(tmp_path).file
+    with IngotSide(SideSpec(path=str(files), device="cpu", max_batch_size=2, max_seq_len=64)) as side:
+        result, _ = profile_side(side, Profile(step, 2, repeats=1))
+    names = {module["module"] for module in result["kernels"]["modules"]}
+    assert result["inputs" if step == "encode" else "requests"] == 2
+    assert ("encoder qkv" in names) == (step == "encode")
+    assert ("sampling" in names) == (step == "prompt")
 
 
 @pytest.mark.stays("latency")

@@ -209,7 +209,7 @@ def transcribe(flags: ClipFlags) -> None:
 
     batches = tuple(parse_batches(flags.batch))
     wanted = TranscriptionBench(flags.clips, batches, flags.tokens_per_second, flags.repeats)
-    _measure(flags, _spec(flags, max_batch_size=max(batches)), wanted)
+    _measure(flags, side_spec(flags, max_batch_size=max(batches)), wanted)
 
 
 @bench.command()
@@ -225,7 +225,7 @@ def caption(flags: BenchCaptionFlags) -> None:
     batches = tuple(parse_batches(flags.batch))
     lengths = (flags.prompt_tokens, flags.new_tokens)
     wanted = CaptionBench(flags.pictures, batches, *lengths, flags.repeats)
-    _measure(flags, _spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches)), wanted)
+    _measure(flags, side_spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches)), wanted)
 
 
 @bench.command()
@@ -240,7 +240,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     from ingot.measure.side.token_load import parse_batches
 
     rows = tuple(parse_batches(batch))
-    spec = _spec(flags, max_batch_size=max(rows))
+    spec = side_spec(flags, max_batch_size=max(rows))
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
     with status_shown("starting") as say:
         record = bench_kernels(spec, wanted, command=command_line(), say=say)
@@ -252,13 +252,14 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     from ingot.device import resolve_device
 
     size = flags.max_batch_size
-    spec = _spec(flags, max_batch_size=size or most, engine_batch_size=size)
+    spec = side_spec(flags, max_batch_size=size or most, engine_batch_size=size)
     if spec.dtype == "fp16" and resolve_device(spec.device).type == "cpu":
         stderr().print("note: fp16 on a CPU is several times slower than fp32, which --dtype auto uses there")
     return spec
 
 
-def _spec(flags: BenchFlags, **sizes: Any) -> SideSpec:
+def side_spec(flags: BenchFlags, **sizes: Any) -> SideSpec:
+    """The engine, checkpoint or random weights that the flags name, with limits of these ``sizes``."""
     from ingot.measure.side.side_spec import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -53,7 +53,7 @@ def bench(
     sides = [first]
     if against is not None:
         sides.append(measure(against, wanted, ceiling, say)[0])
-    record = _record(wanted, command, device, ceiling, sides)
+    record = record_of(wanted, command, device, ceiling, sides)
     if against is not None:
         record["ratios"] = [
             {name: a[name] if name == "batch" else _speedup(name, a, b) for name in wanted.compared}
@@ -81,7 +81,7 @@ def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Sa
     results = measure_kernels(shape, wanted, device, ceiling, say)
     facts = {"model": shape.config.to_json(), "dtype": dtype_name(shape.dtype), "plan_gpu": shape.plan.gpu}
     side = {"name": "ingot", "spec": spec.to_json(), "facts": facts, "results": results}
-    return _record(wanted, command, device, ceiling, [side])
+    return record_of(wanted, command, device, ceiling, [side])
 
 
 def measure_side(
@@ -133,9 +133,19 @@ def _measure_apart(
         return pool.submit(measure_side, spec, wanted, ceiling).result()
 
 
-def _record(
-    wanted: Wanted | Kernels, command: str, device: torch.device, ceiling: Ceiling, sides: list[Record]
+class Measurement(Protocol):
+    """What was wanted: which verb measures it, how, and its settings."""
+
+    verb: ClassVar[str]
+    method: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def record_of(
+    wanted: Measurement, command: str, device: torch.device, ceiling: Ceiling, sides: list[Record]
 ) -> Record:
+    """The record of a measurement of one or two ``sides``, with the machine that it was taken on."""
     return {
         "schema": SCHEMA,
         "verb": wanted.verb,

@@ -1,0 +1,79 @@
+"""``ingot profile``: the kernels of one step of an engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ingot.cli.measure.bench import BenchFlags, side_spec
+from ingot.cli.options.flags import Quant, Threads, field_flags, option, set_threads, writable_file
+from ingot.cli.options.limit_flags import KvDtype, MemoryFraction
+from ingot.cli.terminal.console import command_line, print_json, print_report, stderr
+from ingot.cli.terminal.step_list import status_shown
+
+if TYPE_CHECKING:
+    from ingot.measure.bench.bench_session import Record
+
+_STEP = (
+    "prompt (the first step of requests), decode (a token of each), mixed (a prompt beside decodes) or "
+    "encode (pictures or recordings)."
+)
+_BATCH = "Requests of the step, up to the engine's limit; of a mixed step one is a prompt."
+_TOKENS = "Tokens per prompt."
+_TRACE = "Write the profiler's events to a file, which ui.perfetto.dev opens."
+_WITHOUT = (
+    "Also run PyTorch's operators in this kernel's place and compare; may be repeated. One of rms_norm, "
+    "layer_norm, rope, attention, activation, softcap, products, sampling, fused."
+)
+_REPEATS = "Timed and profiled runs of the step."
+
+
+@dataclass(frozen=True)
+class ProfileFlags(BenchFlags):
+    """The engine, the step, and where the figures go."""
+
+    step: Annotated[str, option(_STEP, metavar="prompt|decode|mixed|encode")] = "decode"
+    batch: Annotated[int | None, option(_BATCH, shown="1; mixed: 2", min=1)] = None
+    prompt_tokens: Annotated[int | None, option(_TOKENS, shown="512, or half of the limit", min=1)] = None
+    trace: Annotated[str | None, option(_TRACE, metavar="FILE", callback=writable_file)] = None
+    without: Annotated[list[str] | None, option(_WITHOUT, shown=False, metavar="OPERATION")] = None
+    repeats: Annotated[int, option(_REPEATS, min=1)] = 5
+    quant: Quant = None
+    memory_fraction: MemoryFraction = None
+    kv_dtype: KvDtype = None
+    threads: Threads = None
+
+
+@field_flags("flags")
+def profile(flags: ProfileFlags) -> None:
+    """Show the kernels of one step by module: launches, time, share of the machine's ceiling, gaps.
+
+    On a CPU it shows PyTorch's operators.
+    """
+    from ingot.measure.bench.profile.profile_session import Profile
+    from ingot.measure.bench.profile.profile_session import profile as run
+
+    batch = flags.batch if flags.batch is not None else 2 if flags.step == "mixed" else 1
+    without = tuple(dict.fromkeys(flags.without or ()))
+    wanted = Profile(flags.step, batch, flags.prompt_tokens, without, flags.repeats)
+    spec = side_spec(flags, max_batch_size=batch)
+    set_threads(flags.threads)
+    with status_shown("starting") as say:
+        record = run(spec, wanted, trace=flags.trace, command=command_line(), say=say)
+    _show(record, flags)
+
+
+def _show(record: Record, flags: ProfileFlags) -> None:
+    if flags.json_file is not None:
+        Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if flags.as_json:
+        print_json(record)
+    else:
+        from ingot.measure.bench.bench_report import headline
+        from ingot.measure.bench.profile.profile_report import profile_headline, profile_tables
+
+        print_report([*headline(record), *profile_headline(record)], profile_tables(record))
+    if flags.trace is not None:
+        stderr().print(f"trace: {flags.trace}; open it at https://ui.perfetto.dev", markup=False)
