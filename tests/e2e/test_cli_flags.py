@@ -121,7 +121,7 @@ def test_help_groups_verbs() -> None:
         ["plan", "merge-delta", "build", "tune", "doctor"],
         ["run", "chat", "transcribe", "serve", "web", "triton", "explain"],
         ["inspect", "verify", "align", "diff", "repro"],
-        ["eval", "bench", "sweep"],
+        ["eval", "bench", "sweep", "profile"],
     ]
 
 
