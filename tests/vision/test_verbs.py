@@ -19,7 +19,9 @@ from ingot.engine.assembly import model_of
 from ingot.engine.manifest import Manifest
 from ingot.llm.explain_prompt import explain_request
 from ingot.llm.prompt_inputs import Input, Prompt
+from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.latency import Latency
+from ingot.measure.bench.profile import profile_session
 from ingot.measure.bench.profile.profile_session import Profile, profile_side
 from ingot.measure.bench.sweep.sweep_line import measure_line
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
@@ -171,8 +173,12 @@ def test_sweep_measures_texts_in_the_schemes_of_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["encode", "prompt"])
-def test_profile_shows_the_steps_of_pictures(step: str, tmp_path: Path) -> None:
+def test_profile_shows_the_steps_of_pictures(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pictures are encoded in a step of their own, and their rows stand in a prompt."""
+    made_up = Ceiling(read_gb_s=10.0, matmul_tflop_s=1.0, dtype="fp32", read_bytes=1, matmul_size=1)
+    monkeypatch.setattr(profile_session, "measure_ceiling", lambda device, dtype: made_up)
     files = write_files(tmp_path).file
     with IngotSide(SideSpec(path=str(files), device="cpu", max_batch_size=2, max_seq_len=64)) as side:
         result, _ = profile_side(side, Profile(step, 2, repeats=1))
