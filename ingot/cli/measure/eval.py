@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,10 @@ _AT_MOST = "The highest score for exit code 0, where lower is better: wer=6, per
 _DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
 _CHAT = "Wrap articles and prompts as user messages in the chat template."
 _SYSTEM = "A system message before each conversation without one; implies --chat."
+_ALSO = (
+    "One more side in the same tables: a precision of the same checkpoint (fp16, w8a16, FILE.yaml) or "
+    "another engine; may be repeated."
+)
 _STRIDE = "Tokens from one window to the next; only the last N of each window count."
 
 
@@ -131,7 +136,21 @@ class AskFlags(EvalFlags):
     chat: Annotated[
         bool | None, option(_CHAT, "--chat/--no-chat", shown="articles, if the engine has a template")
     ] = None
+    also: Annotated[list[str] | None, option(_ALSO, metavar="PRECISION|ENGINE", shown=False)] = None
     system: Annotated[str | None, option(_SYSTEM, metavar="TEXT", shown="the template's own")] = None
+
+    def sides(self) -> tuple[SideSpec, SideSpec | None]:
+        """The evaluated side, with a name of its own beside others, and the reference."""
+        from ingot.measure.side.side_spec import specs_with
+
+        spec, other = super().sides()
+        return specs_with(spec, self.also)[0] if self.also else spec, other
+
+    def also_sides(self) -> list[SideSpec]:
+        """The sides of --also."""
+        from ingot.measure.side.side_spec import specs_with
+
+        return specs_with(super().sides()[0], self.also)[1:] if self.also else []
 
 
 @dataclass(frozen=True)
@@ -192,7 +211,7 @@ def summarize(
     from ingot.measure.evaluate.scored_answers import summarize as run
 
     asking = AnswerSettings(flags.max_new_tokens, flags.chat, template, lang, stemmer, flags.system)
-    _evaluate(flags, "summarize", run, asking, question_check)
+    _evaluate(flags, "summarize", partial(run, also=flags.also_sides()), asking, question_check)
 
 
 @evaluate.command()
@@ -203,7 +222,7 @@ def answers(flags: AskFlags) -> None:
     from ingot.measure.evaluate.scored_answers import answers as run
 
     asking = AnswerSettings(flags.max_new_tokens, flags.chat, system=flags.system)
-    _evaluate(flags, "answers", run, asking, question_check)
+    _evaluate(flags, "answers", partial(run, also=flags.also_sides()), asking, question_check)
 
 
 @evaluate.command()

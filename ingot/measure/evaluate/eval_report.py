@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingot.measure.evaluate.rouge import KINDS
 from ingot.measure.side.text_table import Table, score
 
 Record = dict[str, Any]
+_DENSE = "none"
 _PAIRS, _TEXT = 10, 60
 _COUNTS = {
     "cases": "items asked",
@@ -62,6 +64,8 @@ def tables(record: Record) -> list[Table]:
     """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
     scored = record["verb"] in ("summarize", "caption")
     found = [_rouge(record) if scored else _metrics(record), _speed(record)]
+    if record["verb"] == "summarize":
+        found.insert(0, _precisions(record))
     if record.get("differing"):  # the first of them: the record has all
         names = [side["name"] for side in record["sides"]]
         rows = [
@@ -116,9 +120,22 @@ def _read_by(record: Record) -> str:
     return "" if window is None else f", window {window}, stride {stride}"
 
 
+def _precisions(record: Record) -> Table:
+    """Each side's precision with its F1 of every kind and its seconds."""
+    rows = []
+    for side in record["sides"]:
+        facts = side["facts"]
+        scheme = facts.get("quantization", _DENSE)
+        precision = facts["dtype"] if scheme == _DENSE else scheme
+        figures = [score(side["metrics"][kind]) for kind in KINDS]
+        rows.append((side["name"], precision, *figures, f"{side['seconds']:.2f}"))
+    title = f"{record['verb']}: F1, 0 to 100, and seconds"
+    return Table(title, ("", "precision", *KINDS, "seconds"), tuple(rows))
+
+
 def _rouge(record: Record) -> Table:
     rows = []
-    for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
+    for kind in KINDS:
         for side in (one for one in record["sides"] if one["metrics"]):
             values = [side["metrics"][name] for name in (kind, f"{kind}_precision", f"{kind}_recall")]
             rows.append((kind, side["name"], *map(score, values)))

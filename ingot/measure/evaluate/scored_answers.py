@@ -1,4 +1,4 @@
-"""Summaries and answers of one or two sides to the same prompts, scored."""
+"""Summaries and answers of several sides to the same prompts, scored."""
 
 from __future__ import annotations
 
@@ -68,11 +68,15 @@ def summarize(
     limits: Sequence[Limit],
     asking: AnswerSettings | None = None,
     progress: Progress = no_progress,
+    *,
+    also: Sequence[SideSpec] = (),
 ) -> Evaluation:
-    """ROUGE-1, 2, L and Lsum of summaries: F1, precision and recall, 0 to 100, means over the items."""
+    """ROUGE-1, 2, L and Lsum of summaries: F1, precision and recall, 0 to 100, means over the items. Sides of
+    ``also`` are scored beside both; only ``other`` is a reference.
+    """
     asking = asking or AnswerSettings()
     rouge = Rouge(asking.language, stemmer=asking.stemmer)
-    return _evaluate("summarize", spec, other, data, limits, asking, rouge.figures, progress)
+    return _evaluate("summarize", spec, other, data, limits, asking, rouge.figures, progress, also)
 
 
 def answers(
@@ -82,6 +86,8 @@ def answers(
     limits: Sequence[Limit],
     asking: AnswerSettings | None = None,
     progress: Progress = no_progress,
+    *,
+    also: Sequence[SideSpec] = (),
 ) -> Evaluation:
     """The share of answers, 0 to 100, that are a reference, and that contain one (exact_match.py)."""
 
@@ -89,7 +95,7 @@ def answers(
         scores = {"exact": exact(answer, references), "contains": contains(answer, references)}
         return {name: 100.0 * found for name, found in scores.items()}
 
-    return _evaluate("answers", spec, other, data, limits, asking or AnswerSettings(), score, progress)
+    return _evaluate("answers", spec, other, data, limits, asking or AnswerSettings(), score, progress, also)
 
 
 def _evaluate(
@@ -101,8 +107,9 @@ def _evaluate(
     asking: AnswerSettings,
     score: Scorer,
     progress: Progress,
+    also: Sequence[SideSpec],
 ) -> Evaluation:
-    specs = [spec] if other is None else [spec, other]
+    specs = [spec, *([] if other is None else [other]), *also]
     text = common_text(specs, data.items)
     cases, too_long = _cases(data, text, min(map(longest, specs)), asking)
     sides = [_answered(one, cases, text, asking, progress) for one in specs]
@@ -110,10 +117,11 @@ def _evaluate(
         side.score(score, [case.item.references for case in cases])
     deltas, same = [], None
     if other is not None:
-        deltas = mean_deltas(limits, *sides)
-        pairs = zip(*(side.token_ids for side in sides), strict=True)
+        both = sides[:2]
+        deltas = mean_deltas(limits, *both)
+        pairs = zip(*(side.token_ids for side in both), strict=True)
         parted = [first_difference(a, b) for a, b in pairs if a != b]
-        same = agreement([side.texts for side in sides], [side.token_ids for side in sides])
+        same = agreement([side.texts for side in both], [side.token_ids for side in both])
         same |= {"first_difference_mean": mean(parted) if parted else None}
     cut = [case.cut_tokens for case in cases if case.cut_tokens]
     counts = {"cases": len(cases), "too_long": too_long, "cut": len(cut), "cut_tokens": sum(cut)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.json_config import JsonConfig
+from ingot.config.quantization.scheme_table import SCHEMES
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_facts import read_text_side
 from ingot.engine.engine_loader import lowered
@@ -22,6 +24,7 @@ from ingot.errors import ConfigError
 from ingot.models.model_registry import find_architecture
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
+DTYPES = ("fp16", "bf16", "fp32")
 INGOT, HUGGINGFACE = "ingot", "hf"
 QWEN_NTK = "qwen_ntk"
 
@@ -98,6 +101,45 @@ def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec
         return plain.replace(path=source, kind=HUGGINGFACE, max_batch_size=batch, name="huggingface")
     most = None if is_engine(Path(against)) else spec.max_seq_len
     return plain.replace(path=against, max_seq_len=most, name="against" if spec.title == INGOT else INGOT)
+
+
+def specs_with(spec: SideSpec, also: Sequence[str]) -> list[SideSpec]:
+    """``spec`` and further sides, each with a name of its own. One of ``also`` is a dtype or scheme (or its
+    YAML file) of the same checkpoint, or another engine or checkpoint: a folder that is there is a path.
+
+    Raises:
+        ConfigError: a precision of an engine, which has one, or the same side twice.
+    """
+    own = next((one for one in (spec.quant, spec.dtype) if one not in ("none", "auto")), spec.source)
+    names, specs = [own], [spec]
+    for given in also:
+        precision = not Path(given).is_dir() and _precision(given)
+        if precision and spec.is_engine:
+            raise ConfigError(
+                "an engine has one precision",
+                seen=given,
+                field="also",
+                fix=f"`also` with an engine, or the checkpoint of {spec.source} in place of it",
+            )
+        most = None if is_engine(Path(given)) else spec.max_seq_len
+        found: dict[str, Any] = precision or {"path": given, "quant": "none", "max_seq_len": most}
+        names.append(given)
+        specs.append(spec.replace(**found))
+    lasts = [Path(os.path.abspath(name)).name for name in names]
+    titles = [name if lasts.count(last) > 1 else last for name, last in zip(names, lasts, strict=True)]
+    twice = [title for title in titles if titles.count(title) > 1]
+    if twice:
+        raise ConfigError("the same side is given twice", seen=twice[0], field="also")
+    return [one.replace(name=title) for one, title in zip(specs, titles, strict=True)]
+
+
+def _precision(given: str) -> dict[str, Any] | None:
+    """The fields of a dtype or a scheme; None for anything else."""
+    if given in DTYPES:
+        return {"dtype": given, "quant": "none"}
+    if given in SCHEMES or given.endswith((".yaml", ".yml")):
+        return {"quant": given}
+    return None
 
 
 def named_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:

@@ -15,12 +15,15 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from ingot import LLM, build
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.perplexity import WindowSettings, perplexity
+from ingot.measure.evaluate.rouge import KINDS
 from ingot.measure.side.open_side import open_side
-from ingot.measure.side.side_spec import SideSpec, longest
+from ingot.measure.side.side_spec import SideSpec, longest, specs_with
 from ingot.runtime.likelihood import target_logprobs
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -239,6 +242,50 @@ def test_a_system_message_is_before_every_conversation_without_one(chatter: Path
     assert json.loads(rows.read_text().splitlines()[0])["prompt_tokens"] == len(llm.chat_ids(talks[0]))
 
 
+def test_precisions_in_one_table(chatter: Path, asked: Path, tmp_path: Path) -> None:
+    engine = build(chatter, tmp_path / "engine", quant=QuantConfig("w8a16"), device="cpu")
+    words = ("--data", asked, "--max-new-tokens", 12, "--dtype", "fp32")
+    words = (*words, "--against", "hf", "--also", "w8a16", "--also", "bf16", "--also", engine)
+    result = run("summarize", chatter, *words, "--json-file", tmp_path / "a.json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads((tmp_path / "a.json").read_text())
+    names = ["fp32", "huggingface", "w8a16", "bf16", "engine"]
+    assert [side["name"] for side in found["sides"]] == names
+    assert found["agreement"]["same_tokens"] == 3  # of the first and the reference
+    assert {delta["delta"] for delta in found["deltas"]} == {0.0}
+    refused = run("answers", engine, "--data", asked, "--also", "w4a16")
+    assert refused.exit_code == 2
+    assert "an engine has one precision" in refused.stderr
+    alone = record("summarize", engine, "--data", asked, "--max-new-tokens", 12)["sides"][0]
+    for place in (2, 4):  # quantized on load, and by the build
+        assert found["sides"][place]["metrics"] == alone["metrics"]
+    lines = result.stdout.splitlines()
+    (title,) = [n for n, line in enumerate(lines) if line.endswith("F1, 0 to 100, and seconds")]
+    assert lines[title + 1].split() == ["precision", *KINDS, "seconds"]
+    table = [line.split() for line in lines[title + 2 : title + 7]]
+    assert [row[0] for row in table] == names
+    assert [row[1] for row in table] == ["fp32", "fp32", "w8a16", "bf16", "w8a16"]
+    assert [float(row[-1]) for row in table] == [round(side["seconds"], 2) for side in found["sides"]]
+    rouge = [[float(x) for x in row[2:6]] for row in table]
+    assert rouge == [
+        [pytest.approx(side["metrics"][kind], rel=1e-2) for kind in KINDS] for side in found["sides"]
+    ]
+
+
+def test_names_of_sides(tmp_path: Path) -> None:
+    def names(first: SideSpec, *also: object) -> list[str | None]:
+        return [one.name for one in specs_with(first, [str(one) for one in also])]
+
+    spec = SideSpec("models/llama")
+    assert names(spec, "fp16", "a/new.yaml", "b/x", "c/x") == ["llama", "fp16", "new.yaml", "b/x", "c/x"]
+    (tmp_path / "w8a16").mkdir()
+    (_, folder) = specs_with(spec, [str(tmp_path / "w8a16")])
+    assert (folder.path, folder.quant) == (str(tmp_path / "w8a16"), "none")  # a folder is a path
+    for twice in (["fp16", "fp16"], ["models/llama"]):
+        with pytest.raises(ConfigError, match="twice"):
+            names(spec, *twice)
+
+
 def test_the_pocket_model_sums_up(tmp_path: Path) -> None:
     heldout = POCKET.parents[1] / "recipes" / "heldout.jsonl"
     chosen = ("--where", "task=summary", "--where", "language=zh", "--limit", 2)
@@ -326,15 +373,29 @@ def test_progress_counts_every_window_of_both_sides(llama: Path, ids: Path) -> N
         (("summarize", "CHATTER", "--data", "ASKED", "--template", "x"), "{article}"),
         (("summarize", "CHATTER", "--data", "ASKED", "--lang", "fr"), "fr"),
         (("summarize", "CHATTER", "--data", "ASKED", "--system", "x", "--no-chat"), "--no-chat"),
+        (("answers", "CHATTER", "--data", "ASKED", "--also", "no/such"), "no/such"),
+        (("answers", "CHATTER", "--data", "ASKED", "--also", "fp16", "--also", "fp16"), "twice"),
         (("answers", "PLAIN", "--data", "ASKED", "--system", "x"), "no chat template for a system message"),
         (("summarize", "CHATTER", "--data", "ASKED", "--max-new-tokens", "256"), "no room"),
         (("summarize", "CHATTER", "--data", "ASKED", "--max-new-tokens", "255"), "no item fits"),
     ],
 )
 def test_misuse_exits_with_2_and_says_why(
-    words: tuple[str, ...], says: str, llama: Path, chatter: Path, plain: Path, ids: Path, asked: Path
+    words: tuple[str, ...],
+    says: str,
+    llama: Path,
+    chatter: Path,
+    plain: Path,
+    ids: Path,
+    asked: Path,
 ) -> None:
-    paths = {"MODEL": llama, "IDS": ids, "ASKED": asked, "CHATTER": chatter, "PLAIN": plain}
+    paths = {
+        "MODEL": llama,
+        "IDS": ids,
+        "ASKED": asked,
+        "CHATTER": chatter,
+        "PLAIN": plain,
+    }
     result = run(*(paths.get(word, word) for word in words))
     assert result.exit_code == 2
     assert says in result.stderr
