@@ -295,6 +295,34 @@ def memory() -> str:
     return f"{markdown(head, rows)}\n\n{made_by(file)}"
 
 
+def small_cards() -> str:
+    """What one request of 1,024 tokens takes by the ledger, and the longest request that fits each card."""
+    file = "small_cards.json"
+    record = of(file)
+    kinds = ("weights", "KV cache", "activations", "reserve", "process")
+    rows = []
+    for one in record["rows"]:
+        tables = sum(one["items"][f"weights: {name}"] for name in ("embedding", "head"))
+        weights = f"{one['kinds']['weights'] / 1e9:.2f} ({tables / 1e9:.2f})"
+        parts = [weights, *(f"{one['kinds'][kind] / 1e9:.2f}" for kind in kinds[1:])]
+        rows.append(
+            [
+                f"{one['shape']}, {one['setting']}",
+                f"**{one['needed'] / 1e9:.2f}**",
+                *parts,
+                *(_card(card) for card in one["cards"]),
+            ]
+        )
+    cards = [f"{card['gib']} GiB" for card in record["rows"][0]["cards"]]
+    head = ["GB", "needs", "weights (embedding and head)", *kinds[1:], *cards]
+    commit = record["machine"]["commit"]
+    return f"{markdown(head, rows)}\n\n`results/{file}`: computed by the ledger, commit {commit}"
+
+
+def _card(card: Row) -> str:
+    return f"{card['longest']:,}" if card["fits"] else f"lacks {card['missing'] / 1e9:.2f}"
+
+
 def pocket_cpu() -> str:
     """The pocket model on one CPU thread, by scheme, beside dense weights."""
     names = {
@@ -388,6 +416,7 @@ GPU_TABLES: dict[str, Callable[[], str]] = {
     "builds": builds,
     "invariance": invariance,
     "memory": memory,
+    "small-cards": small_cards,
     "pocket-cpu": pocket_cpu,
     "faults-gpu": partial(faults, "faults_gpu.json"),
     "faults-cpu": partial(faults, "faults_cpu.json"),
