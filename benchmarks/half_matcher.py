@@ -37,6 +37,9 @@ class HalfMatcher(GrammarMatcher):
         time.sleep(SECONDS)
         bits[:] = self._masks[len(output_ids) % _MASKS]
 
+    def may_end(self, output_ids: Sequence[int]) -> bool:
+        return True
+
     def copy(self) -> HalfMatcher:
         return self
 

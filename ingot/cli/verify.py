@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.options.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
-from ingot.cli.options.limit_flags import MemoryFraction
+from ingot.cli.options.limit_flags import PANEL, MemoryFraction
 from ingot.cli.terminal.console import print_facts, print_json, stdout
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.cli.terminal.step_list import status_shown
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ingot.engine.source_figures import SourceFigures
     from ingot.proof.verify_engine import Verification
 
+_BITS = "Run in the batch-invariant mode, and compare cases alone and together to the bit."
 _WIDE = 0.1  # a limit on a row of logits, relative to its norm, that would catch nothing
 
 
@@ -29,6 +30,7 @@ def verify(
     device: Device = None,
     threads: Threads = None,
     memory_fraction: MemoryFraction = None,
+    batch_invariant: Annotated[bool, option(_BITS, "--batch-invariant", panel=PANEL)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check every hash of an engine, then replay its golden cases on this machine.
@@ -41,7 +43,7 @@ def verify(
         from ingot.proof.verify_engine import verify
 
         set_threads(threads)
-        runtime = RuntimeConfig(**given(memory_fraction=memory_fraction))
+        runtime = RuntimeConfig(**given(memory_fraction=memory_fraction), batch_invariant=batch_invariant)
         found = verify(engine, runtime=runtime, **given(device=device, source=source, progress=progress))
     if as_json:
         print_json(found.to_json())
@@ -76,6 +78,11 @@ def _facts(found: Verification) -> Iterator[tuple[str, str]]:
             cases = f"largest deviations in noise floors (limit {found.factor:g}): {parts}"
         yield "steps", f"{found.num_steps} of {found.num_tokens} tokens, {step}"
         yield "cases", f"{found.num_cases}, {cases}"
+        if found.equal_bits is not None and all(one.kind != "bits" for one in found.failures):
+            text = (
+                f"log-probabilities of {found.equal_bits} tokens are the same alone and together, to the bit"
+            )
+            yield "bits", text
         if found.limits:
             yield "limits", _limits(found.limits)
     if found.source is not None:

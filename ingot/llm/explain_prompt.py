@@ -278,6 +278,10 @@ def _notes(ids: list[int], text: TextParts, params: SamplingParams, manifest: Ma
     unknown = [i for i in ids if not 0 <= i < vocabulary]
     if unknown:
         yield f"refused: ids outside the model's vocabulary of {vocabulary}: {unknown[:5]}"
+    begin = None if text.tokenizer is None else text.tokenizer.bos_id
+    if text.tokenizer is not None and begin is not None and ids[:2] == [begin, begin]:
+        token = text.tokenizer.token_text(begin)
+        yield f"the prompt begins with {token} twice, as no text of the model's training did"
     room = limit - len(ids)
     if params.max_new_tokens is not None and 0 < room < params.max_new_tokens:
         yield f"the prompt leaves room for {room} new tokens, not {params.max_new_tokens}"

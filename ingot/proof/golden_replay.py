@@ -40,7 +40,7 @@ class Failure(JsonConfig):
     """What is wrong: its kind, its name, and a message."""
 
     kind: Literal[
-        "file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "step", "metric", "source"
+        "file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "step", "bits", "metric", "source"
     ]
     name: str
     message: str

@@ -13,6 +13,7 @@ import torch
 
 from ingot.building.golden.golden_cases import device_name
 from ingot.building.golden.golden_encoder import inputs_of
+from ingot.building.golden.golden_prompts import with_input
 from ingot.building.source.source_check import compare_with_source
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.json_config import JsonConfig
@@ -25,6 +26,7 @@ from ingot.engine.proof_file import Claims, Metric, Note, Proof, read_proof, rea
 from ingot.engine.source_figures import SourceFigures
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
+from ingot.proof.bits_check import BitsCheck, check_bits
 from ingot.proof.golden_replay import FACTOR, Failure, GoldenReplay, replay
 from ingot.proof.step_check import StepCheck, check_steps
 
@@ -46,6 +48,8 @@ class Verification(JsonConfig):
         worst: the largest deviation by what was compared, in noise floors.
         steps: the largest deviation by place of a layer, in parts of its limit (step_judge.py).
         num_steps, num_tokens: of the recorded steps.
+        equal_bits: tokens that were compared to the bit, alone and in a batch; None: without
+            ``batch_invariant``.
         limits: what passes: relative for rows of logits and modules' outputs, in nats for log-probabilities.
         equal_rows, num_rows: rows of logits that round to the proof's digits, of how many; not judged.
         proven_by: where and in which dtype the proof was made, and when, if verify.json says so.
@@ -75,6 +79,7 @@ class Verification(JsonConfig):
     seconds: float
     noted: bool = False
     source: SourceFigures | None = None
+    equal_bits: int | None = None
 
 
 def verify(
@@ -91,7 +96,8 @@ def verify(
     Args:
         source: the checkpoint that the engine was built from, a folder, a ``.pt`` file or a Hugging Face id:
             every stored tensor is compared with it.
-        runtime: how the cases run; its cache is sized for them.
+        runtime: how the cases run; its cache is sized for them. With ``batch_invariant`` the cases must also
+            have the same bits alone and together.
         note: leave ``verify.json`` in the engine folder, where that can be written.
         progress: called with what is done next.
 
@@ -154,6 +160,7 @@ class _Ran:
     failures: tuple[Failure, ...] = ()
     played: GoldenReplay = field(default_factory=GoldenReplay)
     steps: StepCheck = field(default_factory=StepCheck)
+    bits: BitsCheck | None = None
     dtype: str | None = None
 
 
@@ -169,7 +176,10 @@ def _run(
     longest = max((len(case.prompt_ids) + len(case.new_ids) for case in cases), default=1)
     # No longer than needed: an engine is verified where its longest request does not fit.
     tokens = min(max(longest + model.placeholders, _CACHE_TOKENS), manifest.build.max_seq_len)
-    runs = runs.replace(cache_tokens=max(tokens, _CACHE_TOKENS))
+    # Invariant bits are of prompts that are computed each time.
+    runs = runs.replace(
+        cache_tokens=max(tokens, _CACHE_TOKENS), prefix_reuse=runs.prefix_reuse and not runs.batch_invariant
+    )
     if claims.inputs and model.encoder is not None:  # all inputs fit into the encoder cache at once
         blocks = -(-model.encoder.max_positions // runs.block_size) * len(claims.inputs)
         runs = runs.replace(encoder_positions=blocks * runs.block_size)
@@ -185,9 +195,29 @@ def _run(
         features = [one.features.float() for one in inputs_of(model, claims.inputs)]
         given = [(case.prompt_ids, None if case.input is None else features[case.input]) for case in cases]
         steps = check_steps(llm, folder, given, max(len(case.new_ids) for case in cases))
+    bits = _bits(llm, claims, report) if cases and runs.batch_invariant else None
     played = replay(llm, claims, report)
     failures = [Failure("step", place, message) for place, message in steps.failures]
-    return _Ran((*failures, *played.failures), played, steps, dtype_name(loaded.dtype))
+    failures += [] if bits is None else [Failure("bits", name, message) for name, message in bits.failures]
+    return _Ran((*failures, *played.failures), played, steps, bits, dtype_name(loaded.dtype))
+
+
+def _bits(llm: LLM, claims: Claims, report: Progress) -> BitsCheck:
+    report("bits, alone and together")
+    model = llm.engine.manifest.model
+    features = [one.features.float() for one in inputs_of(model, claims.inputs)]
+    prompts = [
+        with_input(
+            case.prompt_ids, None if case.input is None else features[case.input], splices=model.splices
+        )
+        for case in claims.cases
+    ]
+    names = [case.name for case in claims.cases]
+    most = max(len(case.new_ids) for case in claims.cases)
+    try:
+        return check_bits(llm, list(zip(names, prompts, strict=True)), most)
+    except EngineError as error:  # logits that are not finite
+        return BitsCheck([("logits", str(error))])
 
 
 def _verification(
@@ -214,6 +244,7 @@ def _verification(
         num_steps=steps.num_steps,
         num_tokens=steps.num_tokens,
         limits=played.limits,
+        equal_bits=None if ran.bits is None else ran.bits.num_tokens,
         num_cases=len(proof.claims.cases) if proof is not None and ran.dtype is not None else 0,
         equal_rows=played.equal_rows,
         num_rows=played.num_rows,

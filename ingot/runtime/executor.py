@@ -33,7 +33,14 @@ from ingot.runtime.scheduling.kv_cache import BlockManager
 from ingot.runtime.scheduling.request import FinishReason, Request
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest
 from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
-from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_draws, take_probes
+from ingot.runtime.selection import (
+    Choice,
+    TokenSelector,
+    ended_early,
+    not_a_number,
+    probe_draws,
+    take_probes,
+)
 from ingot.runtime.step.cross_scores import Head, Scores
 from ingot.runtime.step.runner import Runner
 from ingot.runtime.update import Update
@@ -320,6 +327,8 @@ class Executor:
         if token == NOT_A_NUMBER:
             return replace(self._finished(request, FinishReason.ABORT), error=not_a_number(request))
         if request.params.is_end(token, self.stop_ids):
+            if request.matcher is not None and not request.matcher.may_end(request.output_ids):
+                return replace(self._finished(request, FinishReason.ABORT), error=ended_early(request))
             ended = self._finished(request, FinishReason.STOP, token)
             return ended if logprobs is None else replace(ended, stop_logprob=logprobs.logprob)
         logprobs = with_probe(request, logprobs)

@@ -208,6 +208,15 @@ def not_a_number(request: Request) -> EngineError:
     )
 
 
+def ended_early(request: Request) -> EngineError:
+    """A mask that was computed and not applied shows here, or where the matcher reads the next token."""
+    return EngineError(
+        "the answer ended where its grammar cannot end, so the grammar's masks were not applied",
+        seen=f"an end token after {len(request.output_ids)} tokens",
+        fix="run `ingot verify` on the engine, and report it",
+    )
+
+
 def row_sampling(request: Request, slot: int = -1, mask: int = -1, mark: Mark | None = None) -> RowSampling:
     """How the request draws its next token, with its slot, mask and mark: a pure function of its values, its
     answer index and its output's length.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ingot.audio.log_mel import HOP, RATE
+from ingot.errors import EngineError
 from ingot.speech.window_decoding import Decoded, Vocabulary
 
 
@@ -79,8 +81,12 @@ def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds
     Args:
         start: of the window, in seconds.
         seconds: of the recording in the window.
+
+    Raises:
+        EngineError: a timestamp is before an earlier one, which the rules of transcripts rule out.
     """
     tokens, names = decoded.tokens, vocabulary.tokens
+    _check_order(tokens, vocabulary, start)
     times = [token >= names.first_timestamp for token in tokens]
     ends = [i + 1 for i in range(len(tokens) - 1) if times[i] and times[i + 1]]
     closed = times[-2:] == [False, True]
@@ -99,6 +105,20 @@ def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds
         for piece in pieces
     ]
     return WindowSegments(found, seconds if closed else names.seconds(tokens[ends[-1] - 1]), closed)
+
+
+def _check_order(tokens: Sequence[int], vocabulary: Vocabulary, start: float) -> None:
+    """The device applies the rules of timestamps; the host checks the result, whatever kernel ran."""
+    names = vocabulary.tokens
+    times = [names.seconds(token) for token in tokens if token >= names.first_timestamp]
+    for earlier, later in itertools.pairwise(times):
+        if later < earlier:
+            raise EngineError(
+                "the timestamps of a transcript cross, so the engine broke the rules of transcripts",
+                seen=f"{start + later:.2f} s after {start + earlier:.2f} s, in the window at {start:.2f} s",
+                allowed="times that never decrease",
+                fix="run `ingot verify` on the engine, and transcribe with another `device` to compare",
+            )
 
 
 def clear_if_empty(segment: Segment) -> None:

@@ -13,8 +13,9 @@ import jsonschema
 import pytest
 
 from ingot import LLM, Chat, Grammar, RuntimeConfig, SamplingParams
-from ingot.errors import RequestError
+from ingot.errors import IngotError, RequestError
 from ingot.llm.outputs import Answer
+from ingot.runtime.sampling.grammar_masks import GrammarMasks
 from ingot.text.grammar.grammar_compiler import Grammars
 from ingot.text.parsing.tool_calls import ArgumentsDelta, CallStart, ToolCallParser
 from tests.e2e.watch import check_idle, watch
@@ -169,6 +170,21 @@ def test_a_text_that_must_end_ends_before_the_minimum(llm: LLM) -> None:
     output = llm.chat(MESSAGES, SAMPLED.replace(grammar=Grammar.regex("a{2}"), min_new_tokens=20, seed=1))
     assert output.text == "aa"
     assert output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("end", "reported"), [(True, "ended where its grammar cannot"), (False, "cannot follow")]
+)
+def test_a_mask_that_is_not_applied_is_an_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, end: bool, reported: str
+) -> None:
+    """The matcher reads what was drawn, and where it ended: no answer passes for one of its grammar."""
+    monkeypatch.setattr(GrammarMasks, "place", lambda self, requests: [-1] * len(requests))
+    token = llm.engine.manifest.stop_ids[0] if end else 300
+    params = SamplingParams(max_new_tokens=4, grammar=GRAMMARS["choice"], logit_bias={token: 100.0})
+    with pytest.raises(IngotError, match=reported):
+        llm.chat(MESSAGES, params)
+    check_idle(llm)
 
 
 def test_streams_and_tasks(llm: LLM) -> None:

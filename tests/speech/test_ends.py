@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ingot.errors import EngineError
 from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment, Word, end_at
 from ingot.speech.transcriber import Transcriber
@@ -39,6 +40,30 @@ def test_nothing_ends_behind_the_recording(said: list[int], words: bool) -> None
     assert found.segments[0].end == 1.0 or words
     tokens = [token for one in found.segments for token in one.tokens if token < FIRST]
     assert tokens == [token for token in said if token < FIRST], "no text is lost"
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ([at(0.0), 5, at(2.0), at(1.0), 6, at(3.0)], "1.00 s after 2.00 s, in the window at 0.00 s"),
+        ([at(2.0), 5, at(1.98)], "1.98 s after 2.00 s, in the window at 0.00 s"),
+    ],
+)
+def test_times_that_cross_are_an_error(said: list[int], seen: str) -> None:
+    with pytest.raises(EngineError, match="timestamps of a transcript cross") as raised:
+        scripted([said], 4.0)
+    assert raised.value.seen == seen
+
+
+def test_times_of_a_later_window_are_those_of_the_recording() -> None:
+    with pytest.raises(EngineError) as raised:
+        scripted([[at(0.0), 5, at(30.0)], [at(2.0), 5, at(1.0)]], 40.0)
+    assert raised.value.seen == "31.00 s after 32.00 s, in the window at 30.00 s"
+
+
+def test_equal_times_do_not_cross() -> None:
+    found, _ = scripted([[at(0.0), 5, at(2.0), at(2.0), 6, at(2.0)]], 2.0)
+    assert found.text.split() == ["5"]  # a segment without length is empty
 
 
 def test_a_window_without_times_ends_with_the_recording() -> None:

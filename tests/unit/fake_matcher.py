@@ -46,6 +46,9 @@ class FakeMatcher(GrammarMatcher):
         flags[self.allowed(output_ids)] = 1
         bits[:] = np.packbits(flags, bitorder="little").view(np.int32)
 
+    def may_end(self, output_ids: Sequence[int]) -> bool:
+        return True
+
     def copy(self) -> FakeMatcher:
         made = FakeMatcher(self._vocab_size, self._seed, self._seconds, self._dead_end)
         made._seen = list(self._seen)

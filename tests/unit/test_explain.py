@@ -153,6 +153,19 @@ def test_llama2_template_has_one_bos(llama: Tokenizer) -> None:
     assert [(s.id, s.text, s.origins) for s in found.stops] == [(2, "</s>", ("tokenizer",))]
 
 
+def test_a_second_bos_is_noted(llama: Tokenizer) -> None:
+    def noted(*ids: int) -> bool:
+        notes = explained(ids, tokenizer=llama).notes
+        return "the prompt begins with <s> twice, as no text of the model's training did" in notes
+
+    assert noted(1, 1, 300)
+    assert not noted(1, 300, 1)
+    assert not noted(300, 300)
+    assert explained((1, 1)).notes == ()  # without a tokenizer nothing says what 1 is
+    twice = jinja("{{ bos_token }}" + INST, bos_token="<s>", eos_token="</s>")
+    assert explained(user("Hi"), tokenizer=llama, chat=twice).notes
+
+
 def test_llama3_headers_and_end_of_turn(tmp_path: Path) -> None:
     tokenizer = load(llama3_folder(tmp_path))
     chat = jinja(LLAMA3, bos_token="<|begin_of_text|>")

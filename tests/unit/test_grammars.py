@@ -308,3 +308,13 @@ def test_tool_calls_are_of_the_wire_format_and_the_tools_schemas(pocket: Tokeniz
     ):
         assert [accepts(grammars, pocket, grammar, text) for text in yes] == [True] * len(yes)
         assert [accepts(grammars, pocket, grammar, text) for text in no] == [False] * len(no)
+
+
+def test_where_a_text_may_end(pocket: Tokenizer) -> None:
+    params = SamplingParams(grammar=Grammar.regex("ab*"), stop_token_ids=(pocket.eos_id or 0,))
+    matcher = Grammars(pocket, pocket.vocab_size).matcher(params, frozenset())
+    first, second = pocket.encode("a"), pocket.encode("b")
+    assert not matcher.may_end([])
+    assert matcher.may_end(first)
+    assert matcher.may_end([*first, *second])
+    assert not matcher.may_end(second), "it starts over where earlier tokens changed"

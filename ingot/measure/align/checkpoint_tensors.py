@@ -24,6 +24,8 @@ from ingot.quant.methods.moved_weights import FAR, TINY, Moves
 _HEAD, _EMBEDDING = f"{HEAD}.weight", "embed_tokens.weight"
 _FEW = 16  # values that are listed one by one instead of as rows
 _SAME = 1e-3  # relative L2 within which a tensor is another one, or one times a factor
+_SAME_LENGTH = 0.01  # of a row that was rotated and rounded to 16 bits
+_TURNED = 0.1  # relative L2 above which rows have other directions
 Load = Callable[[str], torch.Tensor]
 
 
@@ -168,7 +170,20 @@ def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tens
             return f"it is the reference's {other}"
     if got.dim() == 2 and got.shape[0] == got.shape[1] and _relative(expected.t(), got) <= same:
         return "the reference's, transposed"
-    return f"{_which(wrong)}; relative L2 {_relative(expected, got):.3g}"
+    return f"{_which(wrong)}; relative L2 {_relative(expected, got):.3g}{_turned(expected, got, wrong)}"
+
+
+def _turned(expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor) -> str:
+    """What rows of the same lengths and other directions suggest. Rows of another tensor have other lengths,
+    and rows in another order have them in another order.
+    """
+    if got.dim() != 2 or not bool(wrong.any(1).all()):
+        return ""
+    ours, theirs = got.norm(dim=1), expected.norm(dim=1)
+    lengths = float(((ours - theirs).abs() / theirs.clamp(min=TINY)).max())
+    if lengths > _SAME_LENGTH or _relative(expected, got) < _TURNED:
+        return ""
+    return "; every row keeps its length, as where this product's inputs are rotated or in another order"
 
 
 def _which(wrong: torch.Tensor) -> str:

@@ -177,6 +177,14 @@ class GrammarMatcher:
                 fix="a grammar that the vocabulary can write, without the request's stop_token_ids",
             )
 
+    def may_end(self, output_ids: Sequence[int]) -> bool:
+        """Whether ``output_ids`` are a whole text of the grammar. Quick after ``mask_into`` for them."""
+        try:
+            self._advance(output_ids)
+        except RequestError:
+            return False
+        return bool(self._matcher.is_accepting())
+
     def copy(self) -> GrammarMatcher:
         """A matcher for another answer with the same tokens so far."""
         made = copy(self)

@@ -121,6 +121,38 @@ def test_what_was_changed_is_named(name: str, dtype: str, original: Path, tmp_pa
         assert len(rest) == (name == "layers exchanged")
 
 
+@pytest.mark.parametrize(
+    ("edit", "keeps"),
+    [
+        (
+            lambda w: w @ torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(1)))[0],
+            True,
+        ),
+        (lambda w: w[:, torch.arange(63, -1, -1)], True),
+        (lambda w: torch.randn(w.shape, generator=torch.Generator().manual_seed(1)), False),
+        (lambda w: w.roll(1, 0), False),
+        (lambda w: torch.cat([-w[:32], w[32:]]), False),
+    ],
+    ids=[
+        "rotated",
+        "columns in another order",
+        "others",
+        "rows in another order",
+        "half of the rows negated",
+    ],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_rows_that_keep_their_length_are_noted(
+    edit: Callable[[torch.Tensor], torch.Tensor], keeps: bool, dtype: str, original: Path, tmp_path: Path
+) -> None:
+    """A rotation of a product's inputs, whose other half no file has."""
+    engine = build(
+        changed(original, tmp_path, at(O_PROJ, edit)), tmp_path / "e", device="cpu", dtype=dtype, proof=False
+    )
+    (difference,) = compared(engine, original).differences
+    assert ("every row keeps its length, as where this product's inputs are" in difference.text) == keeps
+
+
 def test_a_copied_value_may_not_be_one_unit_off(original: Path, tmp_path: Path) -> None:
     """Both are of files in one dtype: nothing explains a last bit."""
 
