@@ -153,17 +153,20 @@ def test_llama2_template_has_one_bos(llama: Tokenizer) -> None:
     assert [(s.id, s.text, s.origins) for s in found.stops] == [(2, "</s>", ("tokenizer",))]
 
 
-def test_a_second_bos_is_noted(llama: Tokenizer) -> None:
-    def noted(*ids: int) -> bool:
-        notes = explained(ids, tokenizer=llama).notes
-        return "the prompt begins with <s> twice, as no text of the model's training did" in notes
+def test_a_second_bos_is_noted(tmp_path: Path) -> None:
+    tokenizer = load(llama3_folder(tmp_path))
+    note = "the prompt begins with <|begin_of_text|> twice, as no text of the model's training did"
 
-    assert noted(1, 1, 300)
-    assert not noted(1, 300, 1)
-    assert not noted(300, 300)
-    assert explained((1, 1)).notes == ()  # without a tokenizer nothing says what 1 is
-    twice = jinja("{{ bos_token }}" + INST, bos_token="<s>", eos_token="</s>")
-    assert explained(user("Hi"), tokenizer=llama, chat=twice).notes
+    def noted(*ids: int) -> bool:
+        return note in explained(ids, tokenizer=tokenizer).notes
+
+    assert noted(256, 256, 65)
+    assert not noted(256, 65, 256)
+    assert not noted(65, 65)
+    assert explained((256, 256)).notes == ()  # without a tokenizer nothing says what 256 is
+    once, twice = (jinja(start + LLAMA3, bos_token="<|begin_of_text|>") for start in ("", "{{ bos_token }}"))
+    assert note not in explained(user("Hi"), tokenizer=tokenizer, chat=once).notes
+    assert note in explained(user("Hi"), tokenizer=tokenizer, chat=twice).notes
 
 
 def test_llama3_headers_and_end_of_turn(tmp_path: Path) -> None:
