@@ -20,6 +20,7 @@ from ingot.checkpoint.checkpoint_files import (
     read_json,
     shorten,
 )
+from ingot.checkpoint.fp8_weights import Fp8Weights
 from ingot.checkpoint.gguf.gguf_config import config_of as gguf_config
 from ingot.checkpoint.gguf.gguf_config import generation_of as gguf_generation
 from ingot.checkpoint.gguf.gguf_file import SUFFIX, GgufFile, is_gguf
@@ -42,11 +43,13 @@ class Checkpoint:
 
     Attributes:
         folder: where the files are.
+        path: the folder, or the GGUF file.
         alone: whether it is one file, whose configs are not beside it.
         config, generation_config: the JSON files as they are; {} where there is no generation config.
         tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
         packed: the layers that are stored in fewer bits; None: there are none.
-        widened: of a GGUF file, by quantization type, how many tensors are dequantized in any build.
+        fp8: the layers in fp8; None: there are none.
+        widened: by quantization type, how many tensors are dequantized in any build.
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class Checkpoint:
         shard: Shard | None = None,
         text: TokenizerFiles | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder = self.path = folder
         self.alone = alone
         self.config = config
         self.generation_config = generation_config
         self.tensors = tensors
         self.packed: PackedLayers | None = None
+        self.fp8: Fp8Weights | None = None
         self._stored = tensors
         self._inner = inner or {}
         self._names = names or {}
@@ -93,6 +97,8 @@ class Checkpoint:
         """
         if self.packed is not None and name in self.packed:
             return self.packed.weight(name).dequantized(self.tensors[name].dtype)
+        if self.fp8 is not None and name in self.fp8.names:
+            return self.fp8.read(name)
         return self.read_stored(name)
 
     def read_stored(self, name: str) -> torch.Tensor:
@@ -176,7 +182,10 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in files else {}
     found = Checkpoint(folder, config, generation, _scan(folder, find_layout(folder, files)))
     form = packed_format(config, packed_files(folder, files))
-    if form is not None:
+    if form is not None and form.floating:
+        found.fp8 = Fp8Weights(form, found.tensors, found.read_stored)
+        found.tensors, found.widened = found.fp8.tensors, {"fp8": len(found.fp8.names)}
+    elif form is not None:
         found.packed = PackedLayers.of(form, found.tensors, found.read_stored)
         found.tensors = found.packed.tensors
     return found
@@ -203,7 +212,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     config, generation = gguf_config(file), gguf_generation(file)
     weights, text = GgufWeights(file, config), TokenizerFiles(file)
     found = Checkpoint(path.parent, config, generation, weights.infos(), alone=True, shard=weights, text=text)
-    found.widened = weights.widened
+    found.path, found.widened = path, weights.widened
     if weights.form is not None:
         found.packed = PackedLayers.of(weights.form, found.tensors, found.read_stored)
         found.tensors = found.packed.tensors
@@ -213,7 +222,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
     """The LLM's tensors under their own names, those of the other files behind the names of their parts."""
     llm = open_checkpoint(files.llm)
-    if llm.packed is not None:
+    if llm.packed is not None or llm.widened or is_gguf(llm.path):
         seen, fix = files.llm, "the LLM in 16 bits; `quant` quantizes it"
         raise CheckpointError("MiniGPT-4's LLM is quantized already", seen=seen, fix=fix)
     tensors, inner, names = dict(llm.tensors), {}, {}

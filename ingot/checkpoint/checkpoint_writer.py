@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,15 +11,21 @@ import torch
 from safetensors.torch import save_file
 
 from ingot.checkpoint.checkpoint_files import CONFIG
-from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG, Checkpoint
 
 _SHARD_BYTES = 1 << 30
 INDEX = "model.safetensors.index.json"
 
 
 def write_checkpoint(source: Checkpoint, folder: Path) -> Path:
-    """Write config and tensors of a checkpoint, under its names, to the new ``folder``; returns it."""
+    """Write config and tensors of a checkpoint, under its names, to the new ``folder``; returns it.
+
+    Of a GGUF file also the tokenizer and the ids that end a text.
+    """
     folder.mkdir(parents=True)
+    if source.text_folder != source.folder:
+        shutil.copytree(source.text_folder, folder, dirs_exist_ok=True)
+        (folder / GENERATION_CONFIG).write_text(json.dumps(source.generation_config), encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(source.config), encoding="utf-8")
     write_tensors(((name, source.read(name)) for name in source.tensors), folder)
     return folder

@@ -21,6 +21,8 @@ from ingot.errors import CheckpointError
 PACKED_CONFIGS = ("quantize_config.json", "quant_config.json")
 PACKED_KEYS = ("quantization_config", "compression_config")
 FROM_ORIGINAL = f"build from the original checkpoint with `quant={listed(weight_only_schemes(), 'or')}`"
+_FLOATS = "float-quantized"
+_FORMATS = ("pack-quantized", "int-quantized", _FLOATS)
 _AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point"})
 # Columns in the order of their groups: by a map of every column, or by none that is stored.
 _ORDERS = {"group": True, "dynamic": True, True: True} | dict.fromkeys(
@@ -43,6 +45,8 @@ class PackedFormat:
         stored_zero: the zero that is stored as 0.
         whole_bytes: values are stored one per byte, not packed into words.
         activations: ``none``: they keep the engine's dtype; ``dynamic``, ``static``: as in ``QuantConfig``.
+        floating: values are fp8 (e4m3), which no scheme stores: weights are dequantized.
+        tiles: (rows, columns) that share a scale, of fp8 in blocks.
     """
 
     source: str
@@ -53,6 +57,8 @@ class PackedFormat:
     stored_zero: int = 0
     whole_bytes: bool = False
     activations: str = "none"
+    floating: bool = False
+    tiles: tuple[int, int] | None = None
 
     @property
     def replaceable(self) -> bool:
@@ -61,6 +67,8 @@ class PackedFormat:
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
         """The config of an engine with these values; ``dense``: layers that are not packed, → ``none``."""
+        if self.floating:
+            return QuantConfig()
         return QuantConfig(
             stored_as(self.bits, self.activations),
             self.group,
@@ -187,8 +195,8 @@ def _check_words(name: str, found: Json) -> None:
 
 def _compressed(found: Json) -> PackedFormat:
     form = found.get("format")
-    if form not in ("pack-quantized", "int-quantized"):
-        raise _refused("compressed-tensors format", form, ("pack-quantized", "int-quantized"))
+    if form not in _FORMATS:
+        raise _refused("compressed-tensors format", form, _FORMATS)
     for key in ("kv_cache_scheme", "transform_config"):
         if found.get(key):
             raise _refused("compressed-tensors", key, f"no {key}")
@@ -214,6 +222,8 @@ def _weight_format(group: Any, form: str) -> PackedFormat:
     if group.get("format") not in (None, form):
         raise _refused("format of a compressed-tensors group", group["format"], f"{form}, as of all layers")
     kind = weights.get("type") or "int"
+    if form == _FLOATS:
+        return _fp8(weights, group.get("input_activations"))
     if kind != "int":
         raise _refused("type of compressed-tensors", kind, "int")
     if weights.get("dynamic"):
@@ -239,6 +249,34 @@ def _weight_format(group: Any, form: str) -> PackedFormat:
         _ORDERS[order] and group_size != 0,
         whole_bytes=whole,
         activations=activations,
+    )
+
+
+def _fp8(weights: Json, activations: Any) -> PackedFormat:
+    """``float-quantized``: e4m3 with a scale per row, layer or block; inputs of any fp8 kind or none."""
+    own = {
+        key: weights.get(key) for key in ("type", "num_bits", "strategy", "symmetric", "dynamic", "actorder")
+    }
+    strategy = own["strategy"] or "channel"
+    known = own["type"] == "float" and own["num_bits"] == 8 and own["symmetric"] in (True, None)
+    if not known or own["dynamic"] or own["actorder"] or strategy not in ("channel", "tensor", "block"):
+        raise _refused("compressed-tensors weights", own, "8-bit float, symmetric: channel, tensor or block")
+    tiles = weights.get("block_structure") if strategy == "block" else None
+    sizes = isinstance(tiles, list) and len(tiles) == 2
+    if strategy == "block" and not (sizes and all(type(one) is int and one > 0 for one in tiles or ())):
+        raise _refused("block_structure of compressed-tensors", tiles, "[rows, columns]")
+    if activations:
+        kind = isinstance(activations, Mapping) and (activations.get("type"), activations.get("num_bits"))
+        if kind != ("float", 8):
+            raise _refused("compressed-tensors activations beside fp8 weights", activations, "8-bit float")
+    return PackedFormat(
+        "compressed-tensors",
+        8,
+        0,
+        symmetric=True,
+        whole_bytes=True,
+        floating=True,
+        tiles=(tiles[0], tiles[1]) if tiles else None,
     )
 
 

@@ -54,9 +54,12 @@ def check_packed_keys(kind: str, found: Json, where: str) -> None:
         for name, group in found["config_groups"].items():
             within = f"config_groups.{name}."
             odd |= _unknown(group, _GROUP, within)
-            for part in ("weights", "input_activations"):
+            known = {"weights": _ARGS, "input_activations": _ARGS}
+            if found.get("format") == "float-quantized":
+                known["weights"] |= {"block_structure"}
+            for part, own in known.items():
                 args = group.get(part) if isinstance(group, Mapping) else None
-                odd |= _unknown(args, _ARGS, f"{within}{part}.")
+                odd |= _unknown(args, own, f"{within}{part}.")
     if odd:
         raise CheckpointError(
             f"{where} ({kind}) has settings unknown to Ingot that may change what the stored weights mean",

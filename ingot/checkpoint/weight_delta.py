@@ -91,10 +91,11 @@ def _check_kind(role: str, one: Checkpoint) -> None:
         fix = f"give {role} as a LLaMA's folder in Hugging Face's layout"
         raise CheckpointError(f"{role} is no LLaMA", seen=seen, allowed="llama", fix=fix)
     odd = sorted({str(one.tensors[name].dtype) for name in tensor_names(one)} - set(map(str, _DTYPES)))
-    if one.packed is not None or odd:
+    narrow = one.packed is not None or bool(one.widened)
+    if narrow or odd:
         raise CheckpointError(
             f"{role} is quantized",
-            seen=one.folder if one.packed is not None else odd,
+            seen=one.folder if narrow else odd,
             allowed="weights in fp16, bf16 or fp32",
             fix="give the original weights; `ingot build` with `quant` quantizes the merged ones",
         )

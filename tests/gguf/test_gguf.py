@@ -22,6 +22,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, CheckpointError
 from ingot.layers.linear import linears
+from ingot.measure.align.align_session import align
 from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.gguf.gguf_files import BPE, VOCABULARY, tiny, write_gguf
@@ -238,6 +239,16 @@ def test_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert ingot("build", path, "-o", tmp_path / "engine", "--device", "cpu").exit_code == 0
     assert "14 weights keep their Q8_0 values as w8a16" in caplog.text
     assert ingot("verify", tmp_path / "engine", "--source", path, "--device", "cpu").exit_code == 0
+
+
+@pytest.mark.parametrize(("kind", "form"), [("llama", "Q4_0"), ("qwen2", "Q5_0")])
+def test_it_is_aligned_with_its_file(kind: str, form: str, tmp_path: Path) -> None:
+    """Hugging Face's class runs the file's values, written as a checkpoint."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, tiny(kind), form, metadata=BPE)
+    folder = build(path, tmp_path / "engine", device="cpu", proof=False)
+    report = align(folder, path, ["hi", random_ids(9)], steps=2, device="cpu", original="hf")
+    assert report.aligned, report.first_stage
 
 
 def test_bf16_does_not_hold_the_scales(tmp_path: Path) -> None:

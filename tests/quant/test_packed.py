@@ -268,7 +268,7 @@ class TestRefusals:
             ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "different bits for"),
             ({"quant_method": "awq", "version": "gemv"}, "AWQ version; seen: gemv"),
             ({"quant_method": "awq", "checkpoint_format": None, "bits": 8}, "AWQ; seen: 8"),
-            ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "seen: float-quantized"),
+            ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "seen: nvfp4-pack"),
             ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "seen: marlin-24"),
         ],
     )

@@ -36,6 +36,7 @@ class Packing:
         group: columns of a scale where no tensor says which column has which; 0: all.
         less: how much smaller than a zero its stored value is.
         symmetric: zeros are in the middle, whatever is stored.
+        tiles: rows and columns that share a scale, of fp8 in blocks.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Packing:
     group: int
     less: int
     symmetric: bool
+    tiles: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, folder: Path, names: Collection[str]) -> Packing | None:
@@ -56,7 +58,7 @@ class Packing:
             str(one.get(key)).lower() for one in formats if one for key in ("checkpoint_format", "format")
         }
         less = int(form.source == "gptq" and "gptq_v2" not in layouts)
-        return cls(form.source, form.bits, form.group, less, form.symmetric)
+        return cls(form.source, form.bits, form.group, less, form.symmetric, form.tiles)
 
     def packs(self, module: str, names: Mapping[str, object]) -> bool:
         """Whether a module of a checkpoint with these names is packed."""
@@ -65,6 +67,10 @@ class Packing:
 
 def meant(form: Packing, pieces: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """W [N, K] = (q - zero) · scale, fp32."""
+    if form.tiles is not None:
+        row, column = (torch.arange(size) for size in pieces["weight"].shape)
+        scales = pieces["weight_scale"][row // form.tiles[0]][:, column // form.tiles[1]]
+        return pieces["weight"].float() * scales.float()
     if form.kind == "compressed-tensors":
         values, zeros, scales, index = _compressed(form, pieces)
     else:

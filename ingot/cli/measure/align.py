@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _WIDTH = 180
 _SHOWN = 8  # tensors that differ
 _REFERENCE = (
-    "The original: a checkpoint folder, a Hugging Face id, OpenAI's .pt file, another engine, or a trace "
-    "written by `python -m ingot.measure.align.trace`."
+    "The original: a checkpoint folder, a Hugging Face id, a GGUF file, OpenAI's .pt file, another engine, "
+    "or a trace written by `python -m ingot.measure.align.trace`."
 )
 _DTYPE = "The engine's compute dtype: fp16, bf16 or fp32."
 _ORIGINAL = (

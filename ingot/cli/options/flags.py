@@ -28,7 +28,7 @@ EngineOrCheckpoint = typer.Argument(help=ENGINE_HELP, metavar="ENGINE_OR_CHECKPO
 EnginePath = Annotated[str, typer.Argument(help=ENGINE_HELP, metavar="ENGINE")]
 EngineFolder = Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")]
 CHECKPOINT = typer.Argument(
-    help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
+    help="A checkpoint folder, a GGUF file or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
 )
 Checkpoint = Annotated[str, CHECKPOINT]
 Device = Annotated[str | None, option("auto, cuda, cuda:N or cpu.", shown="auto")]

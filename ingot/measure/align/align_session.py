@@ -18,6 +18,7 @@ from ingot.building.dequantized import write_dequantized
 from ingot.building.int8_inputs import read_int8_inputs
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.checkpoint_writer import write_checkpoint
+from ingot.checkpoint.gguf.gguf_file import is_gguf
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.config.runtime_config import RuntimeConfig
@@ -142,7 +143,8 @@ def align(
 
     Args:
         engine: an engine folder; a checkpoint or a Hugging Face id is assembled in memory.
-        reference: a checkpoint folder, a Hugging Face id, OpenAI's ``.pt`` file, another engine, or a trace.
+        reference: a checkpoint folder, a Hugging Face id, a GGUF file, OpenAI's ``.pt`` file, another
+            engine, or a trace.
         prompts, steps: text, token ids or messages, and the number of cached decode steps after each (4); a
             trace has its own of both.
         dtype: of the engine's arithmetic, as ``compute_dtype`` of ``LLM``.
@@ -159,7 +161,9 @@ def align(
     target = find_target(str(engine), place, dtype)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
-        if is_openai(Path(reference)):  # as the folder that Hugging Face's class reads
+        if is_openai(Path(reference)) or is_gguf(
+            Path(reference)
+        ):  # as the folder that Hugging Face's class reads
             progress("unpacking the reference")
             with open_checkpoint(Path(reference)) as checkpoint:
                 reference = write_checkpoint(checkpoint, folder / "unpacked")

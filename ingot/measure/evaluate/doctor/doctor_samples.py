@@ -82,7 +82,7 @@ def check_ids(item: DataItem, ids: Sequence[int], vocab: int) -> None:
 
 def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """Every window as a text of its own, with the counted positions of a divergence."""
-    spec = SideSpec(str(source.folder))
+    spec = SideSpec(str(source.path))
     reading, documents, short = prepare([spec], data, reading, DEFAULT_WINDOW, apart=True)
     texts = []
     for document in documents:
@@ -94,7 +94,7 @@ def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading:
 
 
 def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
-    room = most_tokens(SideSpec(str(source.folder)), config)
+    room = most_tokens(SideSpec(str(source.path)), config)
     texts = captioned_texts(data, read_text_parts(source), config, reading.max_tokens, room)
     return Samples(texts, _counts(texts), reading)
 

@@ -155,7 +155,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
     ladder, device = check_wanted(wanted), resolve_device(wanted.device)
     progress("reading the checkpoint", 0, 1)
     with open_checkpoint(resolve_checkpoint(wanted.checkpoint)) as source:
-        if source.packed is not None:
+        if source.packed is not None and not source.packed.form.replaceable:
             raise ConfigError(
                 "the checkpoint is already quantized",
                 seen=wanted.checkpoint,

@@ -1,0 +1,65 @@
+"""compressed-tensors' ``float-quantized``: layers in fp8 (e4m3), presented as the weights that they mean.
+
+``x.weight`` e4m3 [N, K] times ``x.weight_scale`` [N, 1], [1], or one per block of rows and columns. A scale
+of the input (``x.input_scale``) is left out: inputs keep the engine's dtype.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ingot.checkpoint.checkpoint_files import shorten
+from ingot.checkpoint.packed_config import PackedFormat
+from ingot.checkpoint.shard_reader import TensorInfo
+from ingot.errors import CheckpointError
+
+_SCALE, _AGAIN = "_scale", "download the checkpoint again, with config.json and weights of one revision"
+_FP8, _HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
+Read = Callable[[str], torch.Tensor]
+
+
+class Fp8Weights:
+    """A checkpoint's tensors with the fp8 ones dequantized to fp32.
+
+    Attributes:
+        tensors: name to shape and dtype, scales left out; an engine stores the weights in the 16-bit dtype of
+            most other tensors, else bf16.
+        names: of the weights in fp8.
+    """
+
+    def __init__(self, form: PackedFormat, stored: Mapping[str, TensorInfo], read: Read) -> None:
+        self._form = form
+        self._read = read
+        self.names = frozenset(name for name, info in stored.items() if info.dtype == _FP8)
+        lacks = [name + _SCALE for name in sorted(self.names) if name + _SCALE not in stored]
+        if lacks or not self.names:
+            what = f"fp8 weights lack their scales ({len(lacks)})" if lacks else "no weight is in fp8 (e4m3)"
+            raise CheckpointError(what, seen=shorten(lacks or list(stored)), fix=_AGAIN)
+        idle = {f"{name}{_SCALE}" for name in self.names}
+        idle |= {f"{name.removesuffix('weight')}input_scale" for name in self.names}
+        self.tensors = {name: info for name, info in stored.items() if name not in idle}
+        others = Counter(info.dtype for info in self.tensors.values() if info.dtype in _HALVES)
+        default = others.most_common(1)[0][0] if others else torch.bfloat16
+        for name in self.names:
+            info = stored[name]
+            self.tensors[name] = TensorInfo(info.shape, torch.float32, info.file, default)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor as it is stored; of an fp8 weight what it means, fp32."""
+        if name not in self.names:
+            return self._read(name)
+        values, scales = self._read(name).float(), self._read(name + _SCALE).float()
+        rows, columns = values.shape
+        tiles = self._form.tiles
+        if tiles is not None and scales.shape == (-(-rows // tiles[0]), -(-columns // tiles[1])):
+            wide = scales.repeat_interleave(tiles[0], 0)[:rows].repeat_interleave(tiles[1], 1)
+            return values * wide[:, :columns]
+        if tiles is not None or scales.numel() not in (1, rows):
+            allowed = [1, rows] if tiles is None else f"one per block of {list(tiles)}"
+            raise CheckpointError(
+                f"the scales of {name} do not fit it", seen=list(scales.shape), allowed=allowed, fix=_AGAIN
+            )
+        return values * scales.reshape(-1, 1)
