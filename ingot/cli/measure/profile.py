@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from ingot.cli.measure.bench import BenchFlags, side_spec
 from ingot.cli.options.flags import Quant, Threads, field_flags, option, set_threads, writable_file
 from ingot.cli.options.limit_flags import KvDtype, MemoryFraction
@@ -55,6 +57,9 @@ def profile(flags: ProfileFlags) -> None:
     from ingot.measure.bench.profile.profile_session import Profile
     from ingot.measure.bench.profile.profile_session import profile as run
 
+    files = [Path(file).resolve() for file in (flags.trace, flags.json_file) if file is not None]
+    if len(set(files)) < len(files):
+        raise typer.BadParameter("it names the same file as --json-file", param_hint="--trace")
     batch = flags.batch if flags.batch is not None else 2 if flags.step == "mixed" else 1
     without = tuple(dict.fromkeys(flags.without or ()))
     wanted = Profile(flags.step, batch, flags.prompt_tokens, without, flags.repeats)

@@ -108,6 +108,19 @@ def test_a_trace_that_cannot_be_written_is_refused_first(checkpoint: Path, tmp_p
     assert "--trace: cannot be written" in result.stderr
 
 
+def test_a_trace_and_a_record_in_one_file(checkpoint: Path, tmp_path: Path) -> None:
+    words = ("--trace", tmp_path / "a.json", "--json-file", tmp_path / "." / "a.json")
+    result = ingot("profile", checkpoint, "--device", "cpu", *words)
+    assert result.exit_code == 2
+    assert "the same file" in result.stderr
+
+
+def test_random_weights_of_a_config(checkpoint: Path) -> None:
+    words = ("--random-weights", checkpoint / "config.json", "--step", "prompt", "--repeats", 1)
+    (side,) = profiled(*words, "--prompt-tokens", 4, "--max-seq-len", 64)["sides"]
+    assert side["results"][0]["tokens"] == 4
+
+
 def test_a_batch_beyond_the_engines(side: IngotSide) -> None:
     with pytest.raises(ConfigError, match="max_batch_size") as caught:
         profile_side(side, Profile(batch=5))
@@ -276,9 +289,30 @@ def test_with_and_without_in_one_report(side: IngotSide, launches: list[int]) ->
     assert "2 of 2" in without
 
 
+def test_an_operation_inside_fused_kernels_is_compared_without_them(
+    side: IngotSide, launches: list[int]
+) -> None:
+    """With one token the products apply the norm, rotate and write the cache themselves."""
+    side.llm.executor.runner.forward.fused = True
+    wanted = Profile(prompt_tokens=5, without=("rms_norm", "fused", "attention"), repeats=1)
+    result, _ = profile_side(side, wanted)
+    norm, fused, attention = result["without"]
+    assert not norm["fused"]
+    assert norm["replaced_calls"] == 2 * LAYERS + 1
+    assert fused["fused"]
+    assert attention["fused"]
+    assert attention["replaced_calls"] == LAYERS
+    assert fused["largest_difference"] > 0.01  # the unfused step has the norm's kernel, which is off here
+    assert side.llm.executor.runner.forward.fused
+    record = {"machine": {"gpu": "x"}, "sides": [{"name": "a", "facts": {}, "results": [result]}]}
+    rows = profile_tables(record)[1].rows
+    assert [row[0] for row in rows] == ["rms_norm, unfused", "fused", "attention"]
+
+
 def test_an_operation_that_the_step_does_not_call(side: IngotSide) -> None:
-    with pytest.raises(ConfigError, match="calls no kernel of softcap") as caught:
-        profile_side(side, Profile(prompt_tokens=5, without=("softcap",), repeats=1))
+    with pytest.raises(ConfigError, match="calls no kernel of layer_norm") as caught:
+        profile_side(side, Profile(prompt_tokens=5, without=("rope", "layer_norm"), repeats=1))
+    assert caught.value.seen == "layer_norm"
     assert caught.value.allowed == ["rms_norm", "rope", "attention", "activation", "sampling"]
     assert caught.value.field == "without"
 
@@ -316,3 +350,5 @@ def test_the_same_table_for_a_graph() -> None:
     assert profile_headline(record)[-1].startswith(
         "as a CUDA graph: 1.00 ms; under the profiler 0.009 ms in 2.00"
     )
+    result["graph"] = None
+    assert profile_headline(record)[-1].startswith("no CUDA graph")

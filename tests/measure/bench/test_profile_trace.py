@@ -119,6 +119,8 @@ def test_a_graph_is_one_launch_of_many_kernels() -> None:
         span("cuda_runtime", "cudaGraphLaunch", 1, 5, correlation=3),
     ]
     graph += [span("kernel", f"kernel {i}", 20 + 10 * i, 9, correlation=3) for i in range(4)]
+    assert read_trace(graph, on_gpu=True).graphs == 1
+    assert read_trace(EVENTS, on_gpu=True).graphs == 0
     found = figures(graph)
     assert (found["launches"], found["us"]) == (4, 36)
     assert found["gaps"]["us"] == 3

@@ -129,11 +129,14 @@ def _sites(labels: dict[int, str]) -> Iterator[tuple[Any, str, Label, Work | Non
         for name in _PRODUCT_METHODS:
             if name in vars(kind):
                 yield kind, name, of_product, module_work.of_product
+        if "in_form" in vars(kind):
+            yield kind, "in_form", of_product, None
     yield Linear, "forward", of_linear, module_work.of_linear
     for kind in _subclasses(row_forms.Form):
-        for name, label in (("activation", "activation"), ("attention", "attention")):
-            if name in vars(kind):
-                yield kind, name, label, None
+        if "activation" in vars(kind):
+            yield kind, "activation", "activation", module_work.of_formed_activation
+        if "attention" in vars(kind):
+            yield kind, "attention", "attention", None
     yield row_forms.Form, "post_norm", "norm", module_work.of_post_norm
     yield Norm, "ended", "norm", module_work.of_norm
     yield Norm, "of_parts", "norm", module_work.of_summed_norm

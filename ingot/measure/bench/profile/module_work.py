@@ -19,8 +19,9 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.layer_products import Product
 from ingot.layers.linear import Linear
+from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm
-from ingot.layers.row_forms import Rows
+from ingot.layers.row_forms import BlockForm, Form, Int8Form, Rows
 from ingot.measure.bench.profile.step_figures import LeastWork
 from ingot.measure.side.step_work import causal_pairs
 
@@ -54,7 +55,9 @@ def of_post_norm(
     return LeastWork(4 * residual.nbytes)
 
 
-def of_rope(attention: Attention, qkv: Any, batch: ForwardBatch, cache: LayerCache, *_: Any) -> LeastWork:
+def of_rope(
+    attention: Attention, qkv: Any, batch: ForwardBatch, cache: LayerCache, *_: Any, **__: Any
+) -> LeastWork:
     """Queries, keys and values are read and written."""
     heads = attention.heads
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
@@ -86,7 +89,7 @@ def of_cross_attention(
     return _attended(query, seen * _token_bytes(cache.encoded), sum(lens[: len(query)]))
 
 
-def of_bidirectional(attention: Any, joined: torch.Tensor, inputs: int, *_: Any) -> LeastWork:
+def of_bidirectional(attention: Any, joined: torch.Tensor, inputs: int, *_: Any, **__: Any) -> LeastWork:
     rows, width = joined.shape
     return LeastWork(joined.nbytes * 4 / 3, 4.0 * rows * (rows // inputs) * width / 3)
 
@@ -98,11 +101,17 @@ def of_patch_attention(
     return LeastWork(moved, 4.0 * query.numel() * (len(key) // pictures))
 
 
-def of_gate(mlp: Any, gate_up: torch.Tensor, *_: Any) -> LeastWork:
+def of_formed_activation(form: Form, mlp: GatedMLP | MLP, x: torch.Tensor) -> LeastWork:
+    """An activation that ends in a product's form, which may have 8 bits."""
+    outputs = x.numel() // (2 if isinstance(mlp, GatedMLP) else 1)
+    return LeastWork(x.nbytes + outputs * (1 if isinstance(form, (Int8Form, BlockForm)) else x.itemsize))
+
+
+def of_gate(mlp: Any, gate_up: torch.Tensor, *_: Any, **__: Any) -> LeastWork:
     return LeastWork(1.5 * gate_up.nbytes)
 
 
-def of_activation(mlp: Any, inner: torch.Tensor, *_: Any) -> LeastWork:
+def of_activation(mlp: Any, inner: torch.Tensor, *_: Any, **__: Any) -> LeastWork:
     return LeastWork(2 * inner.nbytes)
 
 

@@ -26,6 +26,8 @@ def profile_headline(record: Record) -> list[str]:
     if (graph := result["graph"]) is not None:
         ms = number(graph["step_ms"]["p50"])
         lines.append(f"as a CUDA graph: {ms} ms; under the profiler {_waits(graph, what)}")
+    elif _on_gpu(record):
+        lines.append("no CUDA graph is as large as this step: it is served as it is launched here")
     return lines
 
 
@@ -39,7 +41,7 @@ def profile_tables(record: Record) -> list[Table]:
     what = "kernels" if on_gpu else "PyTorch's operators"
     found = [Table(f"{what} of one {result['step']} step", (*columns, "of ceiling"), rows)]
     if result["without"]:
-        found.append(_without(result["without"]))
+        found.append(_without(result["without"], fuses=result["fused"]))
     return found
 
 
@@ -96,10 +98,11 @@ def _short(name: str) -> str:
     return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"
 
 
-def _without(entries: list[Record]) -> Table:
+def _without(entries: list[Record], *, fuses: bool) -> Table:
+    """``fuses``: whether the step has fused kernels; then a row without them says so."""
     rows = tuple(
         (
-            entry["operation"],
+            entry["operation"] if entry["fused"] or not fuses else f"{entry['operation']}, unfused",
             "all" if entry["replaced_calls"] is None else str(entry["replaced_calls"]),
             number(entry["with"]["kernels_us"] / 1e3),
             number(entry["without"]["kernels_us"] / 1e3),

@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from ingot.measure.bench.profile.pytorch_operators import (
     counted_operations,
     without_kernels,
 )
+from ingot.measure.bench.profile.replaced import replaced
 from ingot.measure.bench.profile.step_figures import busy_figures, step_figures
 from ingot.measure.bench.profile.trace_events import STEP, StepTrace, read_trace
 from ingot.measure.side.freed_memory import gpu_memory
@@ -145,6 +147,7 @@ def profile_side(
             "step": wanted.step,
             **step.facts,
             "prompt_tokens": tokens,
+            "fused": step.runner.forward.fused,
             "step_ms": spread(launched, 1e3),
             "kernels": step_figures(found, work, ceiling),
             "graph": None,
@@ -255,11 +258,15 @@ def _profiled(
     return found
 
 
-def _in_graph(step: ReadyStep, repeats: int, device: torch.device) -> Record:
-    """The step as it is served: times, and how long the kernels of its graph keep the device busy."""
+def _in_graph(step: ReadyStep, repeats: int, device: torch.device) -> Record | None:
+    """The step as it is served: times, and how long the kernels of its graph keep the device busy. None for a
+    step that is larger than any graph: it is served as it was launched before.
+    """
     _repeat(step, _WARM_UP)
     times = _times(step, repeats)
     found = _profiled(step, repeats, device, named=False)
+    if not found.graphs:
+        return None
     launches = round(len(found.ops) / found.steps, 2)
     return {"step_ms": spread(times, 1e3), "launches": launches, **busy_figures(found)}
 
@@ -268,24 +275,35 @@ def _without(
     step: ReadyStep, wanted: Profile, device: torch.device, found: StepTrace, say: Say
 ) -> list[Record]:
     """For each operation the step's times with its kernels and with PyTorch's operators, and how far outputs
-    are apart.
+    are apart. One whose work fused kernels do is compared in the step without them.
     """
     if not wanted.without:
         return []
-    with counted_operations() as called:
-        step.run()
-    check_called(wanted.without, called, fuses=step.runner.forward.fused)
-    before = step.outputs()
+    forward = step.runner.forward
+    called = _called(step)
+    with replaced(forward, "fused", False):
+        unfused = _called(step)
+    check_called(wanted.without, called + unfused, fuses=forward.fused)
     entries = []
     for name in wanted.without:
         say(f"without {name}")
-        entries.append(_compared(step, name, wanted.repeats, device, before))
+        fused = forward.fused and (name == FUSED or called[name] > 0)
+        with replaced(forward, "fused", fused):
+            entries.append({"fused": fused, **_compared(step, name, wanted.repeats, device)})
     return entries
 
 
-def _compared(step: ReadyStep, name: str, repeats: int, device: torch.device, before: torch.Tensor) -> Record:
+def _called(step: ReadyStep) -> Counter[str]:
+    """Calls of each operation in the step."""
+    with counted_operations() as called:
+        step.run()
+    return called
+
+
+def _compared(step: ReadyStep, name: str, repeats: int, device: torch.device) -> Record:
     """Both sides are timed here, one right after the other: a GPU's clocks change."""
     _repeat(step, 1)
+    before = step.outputs()
     own = _side(step, repeats, device)
     with without_kernels(name, step.runner) as calls, _able(name):
         after = step.outputs()

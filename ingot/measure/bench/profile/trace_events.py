@@ -20,7 +20,7 @@ STEP = "ingot step"
 OTHER = "other"  # outside every module
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
-_ON_HOST, _RANGE = "cpu_op", "user_annotation"
+_ON_HOST, _RANGE, _GRAPH = "cpu_op", "user_annotation", "cudaGraphLaunch"
 
 Event = Mapping[str, Any]
 Thread = tuple[Any, Any]
@@ -47,10 +47,11 @@ class Op:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Operations of ``steps`` equal steps, by their start."""
+    """Operations of ``steps`` equal steps, by their start; ``graphs``: CUDA graphs that they launched."""
 
     steps: int
     ops: tuple[Op, ...]
+    graphs: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ def read_trace(events: Iterable[Event], *, on_gpu: bool) -> StepTrace:
             seen=f"{len(spans)} events in {len(steps)} steps",
             fix="run again with KINETO_LOG_LEVEL=0, which shows why",
         )
-    return StepTrace(len(steps), ops)
+    starts = [_start(event) for event in spans if event["name"] == _GRAPH and event.get("cat") in _LAUNCHES]
+    graphs = sum(any(one.start <= start < one.end for one in steps) for start in starts)
+    return StepTrace(len(steps), ops, graphs)
 
 
 def _ranges(spans: Sequence[Event]) -> dict[Thread, list[_Range]]:
