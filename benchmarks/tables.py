@@ -49,7 +49,7 @@ def made_by(file: str) -> str:
 
 
 def headline() -> str:
-    """README: decode steps and the mixed load of every scheme beside vLLM, Hugging Face and the memory."""
+    """docs/benchmarks.md: decode steps and mixed load of every scheme beside vLLM and Hugging Face."""
     table, vllm, hf = of("headline.json"), of(f"{REFERENCE}/vllm.json"), of(f"{REFERENCE}/huggingface.json")
     schemes = table["schemes"]
     rows = [

@@ -1,13 +1,16 @@
-"""README's Python program: it runs, and a type checker takes it."""
+"""README's first minute and its Python program: they run, and a type checker takes the program."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.terminal import ingot
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,6 +19,40 @@ def program() -> str:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     return str(code)
+
+
+def test_the_first_minute(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install, build, verify, serve: with a tiny Qwen in place of the published one, which chats as well."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    install, *lines = block[1].splitlines()
+    assert install.endswith("pip install -c constraints.txt '.[all]'")
+    build, verify, serve = (shlex.split(line, comments=True) for line in lines)
+    (tmp_path / build[2]).parent.mkdir()
+    (tmp_path / build[2]).symlink_to(tiny)
+    monkeypatch.chdir(tmp_path)
+    for words in (build, verify):
+        done = ingot(*words[1:], "--device", "cpu")
+        assert done.exit_code == 0, done.stderr
+    assert "proven engines/small" in done.stdout
+    assert serve == ["ingot", "serve", build[-1]]
+
+
+def test_the_first_screen_has_the_essentials() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = readme[: readme.index("## Start")]
+    assert first.count("\n") < 60
+    order = [
+        "pip install",
+        "ingot build",
+        "ingot verify",
+        "ingot serve",
+        "load-curve-short",
+        "| question |",
+        "Next:",
+    ]
+    assert [first.index(text) for text in order] == sorted(first.index(text) for text in order)
 
 
 def test_the_readmes_program_runs(
