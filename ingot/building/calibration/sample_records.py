@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.config.files.json_text import JsonError, parse_json
+from ingot.config.files.record_columns import in_their_names, with_our_names
+from ingot.config.files.table_rows import BadRow, is_table, table_rows
 from ingot.errors import ConfigError, IngotError
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
 
@@ -27,9 +29,14 @@ def evenly(found: Sequence[T], count: int) -> list[T]:
 
 
 def read_records(path: Path, raw: bytes, shapes: str) -> list[Numbered]:
-    """The records of a ``.json`` list, or of any other file one per line; a line that is no JSON is a
-    ``BadSample``. Raises ConfigError where it is no list, or not UTF-8.
+    """The records of a ``.json`` list, of a table, or of any other file one per line; a line that is no JSON
+    is a ``BadSample``. Raises ConfigError where it is no list, no table, or not UTF-8.
     """
+    if is_table(path):
+        return [
+            (number, BadSample(str(row)) if isinstance(row, BadRow) else row)
+            for number, row in table_rows(path, "calib")
+        ]
     if path.suffix == ".json":
         try:
             found = parse_json(decoded(path, raw))
@@ -57,14 +64,16 @@ def made_of(
     found: list[T] = []
     bad: list[str] = []
     for number, record in records:
+        renamed: dict[str, str] = {}
         try:
             if isinstance(record, BadSample):
                 raise record
             if not isinstance(record, dict):
                 raise BadSample(f"{type(record).__name__} instead of an object")
-            found.append(make(record))
+            named, renamed = with_our_names(record)
+            found.append(make(named))
         except BadSample as error:
-            bad.append(f"{number}: {error}")
+            bad.append(f"{number}: {in_their_names(str(error), renamed)}")
         except IngotError as error:
             bad.append(f"{number}: {error.what}")
     if bad or not found:
@@ -111,11 +120,11 @@ def raw_file(path: Path) -> bytes:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError("the data cannot be read", seen=error, field="calib") from None
-    if b"\0" in raw:
+    if b"\0" in raw and not is_table(path):
         raise ConfigError(
             f"{path} is not a text file",
             seen="bytes of value 0",
-            allowed="texts or records in UTF-8: .jsonl, .json or .txt",
+            allowed="texts or records in UTF-8: .jsonl, .json, .csv or .txt; or .parquet",
             field="calib",
         )
     return raw.removeprefix(b"\xef\xbb\xbf")

@@ -58,8 +58,9 @@ def _dtype(value: str) -> str:
 
 
 _DATA = (
-    "Items: .jsonl (one record per line), .json (a list of records), .txt (running text); for wer also a "
-    "folder in LibriSpeech's layout, for caption one of pictures."
+    "Items: .jsonl (one record per line), .json (a list of records), .csv, .parquet, hf:ID[:CONFIG]:SPLIT (a "
+    "data set of the hub), .txt (running text); for wer also a folder in LibriSpeech's layout, for caption "
+    "one of pictures."
 )
 _AGAINST = (
     "The reference: hf (the Hugging Face class on the same checkpoint), hf:CHECKPOINT, or another engine or "

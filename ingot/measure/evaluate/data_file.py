@@ -1,16 +1,17 @@
-"""Files of items: JSON lines, JSON lists, running text and folders."""
+"""Files of items: JSON lines, JSON lists, tables, data sets of the hub, running text and folders."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ingot.audio.librispeech import TRANSCRIPTS, librispeech, transcripts
 from ingot.config.files.json_text import JsonError, parse_json
+from ingot.config.files.table_rows import PARQUET, BadRow, is_hub, is_table, table_rows
 from ingot.errors import ConfigError
 from ingot.image.picture_folder import picture_files
 from ingot.measure.evaluate.data_item import SHAPES, BadRecord, DataItem, item_of
@@ -46,7 +47,7 @@ class DataFile:
     def facts(self) -> dict[str, Any]:
         return {
             "file": str(self.path),
-            "sha256": _sha256(self.path),
+            "sha256": _sha256_of_items(self.items) if is_hub(self.path) else _sha256(self.path),
             "where": dict(self.where),
             "limit": self.limit,
             "items": len(self.items),
@@ -65,7 +66,8 @@ def read_data(
 ) -> DataFile:
     """The first ``limit`` items of a file (None: all).
 
-    ``.txt`` is one running text, ``.json`` a list of records, anything else one record per line.
+    ``.txt`` is one running text, ``.json`` a list of records, ``.csv``, ``.tsv`` and ``.parquet`` tables,
+    ``hf:ID[:CONFIG]:SPLIT`` a data set of the hub, anything else one record per line.
 
     Args:
         skip_bad: skip bad lines instead of refusing the file.
@@ -82,8 +84,7 @@ def read_data(
                 "a .txt file has no fields to filter by", seen=path, field="where", fix="leave out `where`"
             )
         return DataFile(path, (_running_text(path, needs),))
-    in_file = _elements if path.suffix == ".json" else _lines
-    records = of_folder(path) if path.is_dir() else in_file(path)
+    records = of_folder(path) if path.is_dir() else _records(path)
     items: list[DataItem] = []
     bad: list[Bad] = []
     others: list[Any] = []  # a few records that do not match
@@ -91,6 +92,8 @@ def read_data(
         if limit is not None and len(items) == limit:
             break
         try:
+            if isinstance(record, BadRow):
+                raise BadRecord(str(record))
             if isinstance(record, BadRecord):
                 raise record
             matches = isinstance(record, dict) and all(
@@ -110,6 +113,19 @@ def read_data(
         raise _no_match(path, where, others)
     _check(path, items, bad, skip_bad)
     return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Any]]:
+    if is_table(path):
+        return table_rows(path, "data")
+    return _elements(path) if path.suffix == ".json" else _lines(path)
+
+
+def _unit(path: Path) -> str:
+    """What a number in an error counts."""
+    if is_hub(path) or path.suffix.lower() == PARQUET:
+        return "row"
+    return "record" if path.suffix == ".json" else "line"
 
 
 def _running_text(path: Path, needs: Callable[[DataItem], str | None]) -> DataItem:
@@ -147,7 +163,7 @@ def _no_match(path: Path, where: Sequence[tuple[str, str]], others: list[Any]) -
 
 def _check(path: Path, items: list[DataItem], bad: list[Bad], skip_bad: bool) -> None:
     if bad and not skip_bad:
-        unit = "record" if path.suffix == ".json" else "line"
+        unit = _unit(path)
         lines = [f"{unit} {one.number}: {one.why}" for one in bad[:_SHOWN]]
         if len(bad) > _SHOWN:
             lines.append(
@@ -209,6 +225,15 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise ConfigError("the data cannot be read", seen=error, field="data") from None
+
+
+def _sha256_of_items(items: Sequence[DataItem]) -> str:
+    """Of what was read of a data set of the hub, the recordings by their bytes."""
+    found = hashlib.sha256()
+    for item in items:
+        found.update(repr(replace(item, audio=None)).encode())
+        found.update(b"" if item.audio is None else Path(item.audio).read_bytes())
+    return found.hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.config.files.record_columns import REFERENCES, in_their_names, with_our_names
+
 Message = dict[str, str]
 
 SHAPES = (
@@ -15,7 +17,6 @@ SHAPES = (
 )
 ONLY_CAPTION = "a picture, which only `ingot eval caption` reads"
 _CAPTIONS = ("text", "caption", "captions")
-_REFERENCES = ("answer", "answers", "highlights", "summary")
 _ROLES = {"human": "user", "user": "user", "system": "system", "assistant": "assistant"}
 _ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")  # ShareGPT's
 
@@ -60,6 +61,14 @@ def item_of(record: object, number: int) -> DataItem:
     """The item of a record in any of the shapes of docs/evaluation.md, or BadRecord."""
     if not isinstance(record, dict):
         raise BadRecord(f"{type(record).__name__} instead of an object")
+    named, renamed = with_our_names(record)
+    try:
+        return _item(named, number)
+    except BadRecord as error:
+        raise BadRecord(in_their_names(str(error), renamed)) from None
+
+
+def _item(record: dict[str, Any], number: int) -> DataItem:
     name = record.get("id")
     found: dict[str, Any] = {"number": number, "id": None if name is None else str(name)}
     if "image" in record:
@@ -67,7 +76,7 @@ def item_of(record: object, number: int) -> DataItem:
         return DataItem(**found, image=_text(record, "image"), references=_texts(record, captions))
     if "conversations" in record:
         return DataItem(**found, **_asked(_turns(record["conversations"])))
-    answers = [field for field in _REFERENCES if field in record]
+    answers = [field for field in REFERENCES if field in record]
     if "messages" in record:
         return DataItem(**found, **_asked(_messages(record["messages"]), _texts(record, answers)))
     for field in ("article", "prompt"):

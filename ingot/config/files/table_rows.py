@@ -1,0 +1,183 @@
+"""Rows of tables as records: CSV and Parquet files, and data sets of the Hugging Face hub.
+
+The only module that imports pyarrow and datasets.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.util
+import io
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ingot.config.files.json_text import JsonError, parse_json
+from ingot.config.files.record_columns import KNOWN
+from ingot.errors import ConfigError, DeviceError, to_install
+
+CSV, PARQUET, HUB = (".csv", ".tsv"), ".parquet", "hf:"
+Rows = Iterator[tuple[int, Any]]
+_MOST_LETTERS = 1 << 27  # of one cell
+_BATCH = 256  # rows of a Parquet file at a time
+_LISTS = ("answers", "captions", "messages", "conversations", "token_ids")  # JSON in a cell of a CSV file
+
+
+class BadRow(Exception):
+    """Why a row is no record."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether ``table_rows`` reads it: a CSV or Parquet file, or ``hf:ID[:CONFIG]:SPLIT``."""
+    return path.suffix.lower() in (*CSV, PARQUET) or is_hub(path)
+
+
+def is_hub(path: Path) -> bool:
+    """Whether it names a data set of the hub."""
+    return str(path).startswith(HUB)
+
+
+def table_rows(path: Path, field: str) -> Rows:
+    """Each row as a record with its number from 1: of a CSV file the line where the row begins, else the row.
+    A row that cannot be read is a ``BadRow``. Recordings inside a table become files that exist until the
+    process ends.
+
+    Raises:
+        ConfigError: it cannot be read as such a table; it names ``field``.
+        DeviceError: the library that reads it is not installed.
+    """
+    if is_hub(path):
+        return _hub_rows(str(path), field)
+    return _csv_rows(path, field) if path.suffix.lower() in CSV else _parquet_rows(path, field)
+
+
+def _csv_rows(path: Path, field: str) -> Rows:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError("the data cannot be read", seen=error, field=field) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        what = f"{path} is not UTF-8"
+        raise ConfigError(what, seen=f"line {line}: {error.reason}", field=field) from None
+    csv.field_size_limit(_MOST_LETTERS)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+        _check_header(path, header, field)
+        line = reader.line_num + 1
+        for row in reader:
+            if row:
+                yield line, _csv_record(header, row)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        seen = f"line {reader.line_num}: {error}"
+        raise ConfigError(f"{path} is not a CSV file", seen=seen, field=field) from None
+
+
+def _check_header(path: Path, header: list[str], field: str) -> None:
+    """The first line must name columns, each once, and one of them that is read."""
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        what = f"{path} has two columns of one name"
+        raise ConfigError(what, seen=f"line 1: {twice[0]!r}", field=field)
+    if not KNOWN & set(header):
+        raise ConfigError(
+            f"the first line of {path} names no column that is read",
+            seen=f"line 1: {', '.join(header)[:200]}" if header else "an empty file",
+            allowed=", ".join(sorted(KNOWN)),
+            field=field,
+        )
+
+
+def _csv_record(header: list[str], row: list[str]) -> Any:
+    if len(row) != len(header):
+        return BadRow(f"{len(row)} columns, and the header has {len(header)}")
+    record: dict[str, Any] = dict(zip(header, row, strict=True))
+    for name in ("id", "language"):
+        if record.get(name) == "":
+            del record[name]
+    for name in _LISTS:
+        if name in record:
+            try:
+                record[name] = parse_json(record[name])
+            except JsonError as error:
+                return BadRow(f"column {name} is not JSON ({error})")
+    return record
+
+
+def _parquet_rows(path: Path, field: str) -> Rows:
+    _need("pyarrow", "a .parquet file")
+    from pyarrow import ArrowException, parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_BATCH):
+            for record in batch.to_pylist():
+                number += 1
+                yield number, _with_files(record)
+    except (ArrowException, OSError) as error:
+        seen = f"{path}, after row {number}: {error}"[:300]
+        raise ConfigError("the data is not a Parquet file", seen=seen, field=field) from None
+
+
+def _hub_rows(name: str, field: str) -> Rows:
+    """The rows of ``hf:ID[:CONFIG]:SPLIT``, read as they are needed."""
+    parts = name.removeprefix(HUB).split(":")
+    if len(parts) not in (2, 3) or not all(parts):
+        allowed = "hf:ID:SPLIT or hf:ID:CONFIG:SPLIT, for instance hf:abisee/cnn_dailymail:3.0.0:test"
+        raise ConfigError("no data set of the hub has this name", seen=name, allowed=allowed, field=field)
+    _need("datasets", "a data set of the hub")
+    from datasets import Audio, load_dataset
+
+    number = 0
+    try:
+        rows = load_dataset(*parts[:-1], split=parts[-1], streaming=True)
+        for column, feature in (rows.features or {}).items():
+            if isinstance(feature, Audio):
+                rows = rows.cast_column(column, Audio(decode=False))
+        for record in rows:
+            number += 1
+            yield number, _with_files(record)
+    except (OSError, ValueError, LookupError, RuntimeError) as error:  # what the library raises
+        seen = f"{name}, after row {number}: {type(error).__name__}: {error}"[:400]
+        raise ConfigError("the data set cannot be read", seen=seen, field=field) from None
+
+
+def _need(module: str, what: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise DeviceError(f"{module} is not installed, and {what} is read with it", fix=to_install("data"))
+
+
+def _with_files(record: Mapping[str, Any]) -> Any:
+    """The record without empty cells; the bytes of a recording become a file's path."""
+    found = {name: value for name, value in record.items() if value is not None}
+    audio = found.get("audio")
+    if isinstance(audio, Mapping):
+        if isinstance(audio.get("bytes"), bytes):
+            found["audio"] = _stored(audio["bytes"], str(audio.get("path") or ""))
+        elif isinstance(audio.get("path"), str):
+            found["audio"] = audio["path"]
+        else:
+            return BadRow("column audio has neither bytes nor a path")
+    return found
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="ingot-data-")
+
+
+def _stored(data: bytes, name: str) -> str:
+    """The path of a new file; of the recording's own name only the ending is used."""
+    ending = PurePosixPath(name).suffix
+    ending = ending if re.fullmatch(r"[.][a-zA-Z0-9]{1,5}", ending) else ""
+    with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=ending, delete=False) as file:
+        file.write(data)
+    return file.name
