@@ -70,6 +70,7 @@ def build(
     calib_samples: int | None = None,
     calib_prompt_seed: int | None = None,
     chat_template: str | None = None,
+    tokenizer: str | Path | None = None,
     plan: str | Path | None = None,
     tune: bool = True,
     proof: bool = True,
@@ -104,6 +105,8 @@ def build(
         calib_prompt_seed: draws the question about each captioned picture from the four of MiniGPT-4's
             training; None: the first, in the chat format.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
+        tokenizer: a folder with another tokenizer (and chat template) than the checkpoint's, of at most as
+            many tokens as the embedding has rows.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; else the plan is empty.
         proof: compare the stored tensors with the checkpoint, and store golden cases; else it is unproven.
@@ -135,7 +138,7 @@ def build(
         assembly = Assembly.of(source, config, chosen)
         if (note := stored_note(source, assembly.quant, config.dtype)) is not None:
             _log.warning("%s: %s", original, note)
-        text = read_text_parts(source, chat_template)
+        text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
         data = _calibration(assembly, calib, calib_samples, calib_prompt_seed, source, text, place)
         _expect_room(assembly, data, place)
         kept_plan = read_plan(Path(plan)) if plan is not None else None

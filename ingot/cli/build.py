@@ -67,6 +67,10 @@ class BuildFlags:
     chat_template: Annotated[
         str | None, option("chatml, vicuna, vicuna-v0 or a .jinja file.", shown="the checkpoint's own")
     ] = None
+    tokenizer: Annotated[
+        Path | None,
+        option("A folder with another tokenizer and chat template.", shown="the checkpoint's", panel=RARELY),
+    ] = None
     plan: Annotated[
         Path | None, option("Use this plan.json as it is; nothing is measured.", panel=RARELY)
     ] = None
@@ -98,7 +102,9 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
         from ingot.building.calibration.calibration_cache import cache_path
         from ingot.engine.manifest import Manifest
 
-        metrics_to_prove = proving.metrics(str(checkpoint), flags.revision, flags.chat_template)
+        metrics_to_prove = proving.metrics(
+            str(checkpoint), flags.revision, flags.chat_template, flags.tokenizer
+        )
         with ExitStack() as shown:
 
             def measure_finished(folder: Path) -> None:

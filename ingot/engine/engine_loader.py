@@ -144,11 +144,12 @@ def engine_in_memory(
     layers: str | None = None,
     quant: str | QuantConfig | None = None,
     chat_template: str | None = None,
+    tokenizer: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> Engine:
     """Assemble a checkpoint folder or GGUF file directly on a device; nothing is written. ``runtime`` as in
     ``load_engine``,
-    ``quant`` as in ``build``; weights are packed on the device, one after another.
+    ``quant`` and ``tokenizer`` as in ``build``; weights are packed on the device, one after another.
 
     Raises:
         CheckpointError: as ``build`` does.
@@ -163,7 +164,7 @@ def engine_in_memory(
         assembly = Assembly.of(source, config, chosen)
         if (note := stored_note(source, assembly.quant, config.dtype)) is not None:
             _log.warning("%s: %s", folder, note)
-        text = read_text_parts(source, chat_template)
+        text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):

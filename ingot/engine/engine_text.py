@@ -9,6 +9,7 @@ from typing import Any
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.engine.integrity import check_files
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
+from ingot.errors import ConfigError
 from ingot.text.chat.chat_renderer import FORMATS, ChatFormat, load_chat_format, stop_ids_for
 from ingot.text.tokenizer.tokenizer import Tokenizer, load_foreign_tokenizer, load_tokenizer
 from ingot.text.tokenizer.tokenizer_folder import TOOL_TEMPLATES
@@ -38,15 +39,26 @@ class TextParts:
         return TOOL_TEMPLATES[0] if _is_tool_template(file) else file.name
 
 
-def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> TextParts:
-    """Tokenizer and chat format of a checkpoint.
+def read_text_parts(
+    source: Checkpoint,
+    chat_template: str | None = None,
+    tokenizer_folder: str | Path | None = None,
+    vocab_size: int | None = None,
+) -> TextParts:
+    """Tokenizer and chat format of a checkpoint, or of another ``tokenizer_folder`` for a model whose
+    embedding has ``vocab_size`` rows.
 
     Raises:
         TokenizerError: tokenizer files or the template are broken.
+        ConfigError: the other folder has no tokenizer, or one with more tokens than the embedding has rows.
     """
-    config = source.config if source.alone else None
-    tokenizer = load_foreign_tokenizer(source.text_folder, model=config)
-    chat = load_chat_format(source.text_folder, source.generation_config, chat_template)
+    config, folder = source.config if source.alone else None, source.text_folder
+    if tokenizer_folder is not None:
+        config, folder = None, Path(tokenizer_folder)
+    tokenizer = load_foreign_tokenizer(folder, model=config)
+    if tokenizer_folder is not None:
+        _check_fits(tokenizer, folder, vocab_size)
+    chat = load_chat_format(folder, source.generation_config, chat_template)
     stops = tuple(sorted(stop_ids_for(source.generation_config, source.config, tokenizer, chat)))
     files = () if tokenizer is None else tuple(tokenizer.files)
     template_file = Path(chat_template) if chat_template and chat_template not in FORMATS else None
@@ -57,6 +69,22 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
     if not any(file.suffix == ".tiktoken" for file in files):
         config = None
     return TextParts(tokenizer, chat, stops, files, builtin, template_file, config)
+
+
+def _check_fits(tokenizer: Tokenizer | None, folder: Path, vocab_size: int | None) -> None:
+    """Raise ConfigError where a folder has no tokenizer, or one with ids that have no embedding."""
+    if tokenizer is None:
+        what = "there is no tokenizer in this folder" if folder.is_dir() else "there is no such folder"
+        allowed = "a folder with tokenizer.json, tokenizer.model, or a vocabulary"
+        raise ConfigError(what, seen=folder, allowed=allowed, field="tokenizer")
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            "the tokenizer has more tokens than the model's embedding has rows",
+            seen=f"{tokenizer.vocab_size} tokens in {folder}",
+            allowed=f"at most {vocab_size}",
+            field="tokenizer",
+            fix="`tokenizer` with the one that the model was trained with",
+        )
 
 
 def _is_tool_template(file: Path) -> bool:

@@ -57,7 +57,8 @@ class LLM:
         runtime: cache and step sizes, CUDA graphs, and whether arithmetic is batch invariant.
         max_batch_size, max_seq_len: the limits; of an engine at most those that it was built with, lowered
             for this process alone. Less memory is taken then.
-        layers, quant, chat_template, revision: for a checkpoint, as in ``build``; an engine has its own.
+        layers, quant, chat_template, tokenizer, revision: for a checkpoint, as in ``build``; an engine has
+            its own.
 
     Raises:
         ConfigError: a limit is larger than the engine's, or a value is the build's alone.
@@ -77,13 +78,19 @@ class LLM:
         layers: str | None = None,
         quant: str | QuantConfig | None = None,
         chat_template: str | None = None,
+        tokenizer: str | Path | None = None,
         revision: str | None = None,
     ) -> None:
         engine = open_engine(
             path,
             resolve_device(device),
             compute_dtype,
-            given={"chat_template": chat_template, "layers": layers, "quant": quant},
+            given={
+                "chat_template": chat_template,
+                "layers": layers,
+                "quant": quant,
+                "tokenizer": tokenizer,
+            },
             revision=revision,
             limits={"max_batch_size": max_batch_size, "max_seq_len": max_seq_len, "runtime": runtime},
         )

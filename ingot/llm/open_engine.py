@@ -33,7 +33,8 @@ def open_engine(
     """An engine folder, or a checkpoint assembled in memory, on a device.
 
     Args:
-        given: ``layers``, ``quant`` and ``chat_template``, which only a checkpoint takes; None: not given.
+        given: ``layers``, ``quant``, ``chat_template`` and ``tokenizer``, which only a checkpoint takes;
+            None: not given.
         limits: ``max_batch_size``, ``max_seq_len`` and ``runtime``, as ``load_engine`` takes them.
 
     Raises:

@@ -65,7 +65,9 @@ class ProveFlags:
                 flag = f"--{field.name.replace('_', '-')}"
                 raise typer.BadParameter("it needs --prove, the data to measure on", param_hint=flag)
 
-    def metrics(self, checkpoint: str, revision: str | None, chat_template: str | None) -> Proving | None:
+    def metrics(
+        self, checkpoint: str, revision: str | None, chat_template: str | None, tokenizer: Path | None
+    ) -> Proving | None:
         """What to measure, checked before anything is built; None without ``--prove``."""
         if self.prove is None:
             return None
@@ -80,5 +82,6 @@ class ProveFlags:
             verbs=self.prove_with or (),
             thresholds=self.threshold or (),
             chat_template=chat_template,
+            tokenizer=tokenizer,
             revision=revision,
         )

@@ -58,6 +58,7 @@ def plan_proving(
     verbs: Sequence[str] = (),
     thresholds: Sequence[str] = (),
     chat_template: str | None = None,
+    tokenizer: Path | None = None,
     revision: str | None = None,
 ) -> Proving:
     """Read the data and check all that would otherwise fail only after the build.
@@ -80,12 +81,13 @@ def plan_proving(
     if "summarize" in chosen:
         check_rouge()
     own = SideSpec(str(folder))
-    expect_text(model_of(own.source).modality, "`prove`", EVAL_WER)
+    model = model_of(own.source)
+    expect_text(model.modality, "`prove`", EVAL_WER)
     reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
     if reference is not None:
         check_side(reference)
     with open_checkpoint(folder) as source:
-        text = read_text_parts(source, chat_template)
+        text = read_text_parts(source, chat_template, tokenizer, model.vocab_size)
     _check_text(text, reference, items)
     worst = _thresholds(thresholds, names_of(chosen, compared=against is not None))
     name = None if against is None else _name(against)
