@@ -75,7 +75,9 @@ def passes(bug: Bug, printed: Printed) -> bool:
 def main() -> None:
     """Run some bugs; exit with 1 if one is not found, or a sound engine is refused."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.caught",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(bug.name for bug in BUGS))
     names = parser.parse_args().names or [bug.name for bug in BUGS]
