@@ -1,6 +1,9 @@
 # ingot serve with its chat page: API on 8000, page on 7860, an engine at /engine.
-#   docker build -t ingot .
-#   docker run --gpus all -v ./engines/qwen:/engine:ro -p 127.0.0.1:8000:8000 -p 127.0.0.1:7860:7860 ingot
+#   docker build -t ingot:0.1.0 .
+#   docker run --gpus all -e INGOT_MODEL_NAME=qwen -v ./engines/qwen:/engine:ro -p 127.0.0.1:8000:8000 \
+#       -p 127.0.0.1:7860:7860 ingot:0.1.0
+# The same image verifies, aligns and evaluates: docker run … ingot:0.1.0 align /engine --reference /checkpoint
+# To pin the base by its digest: --build-arg BASE=debian:bookworm-slim@sha256:…
 ARG BASE=debian:bookworm-slim
 
 # hadolint ignore=DL3006
@@ -14,7 +17,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY ingot ingot
-RUN /opt/ingot/bin/pip install --no-cache-dir -c constraints.txt '.[serve,web,grammar,speech]'
+RUN /opt/ingot/bin/pip install --no-cache-dir -c constraints.txt '.[align,eval,grammar,image,serve,speech,web]'
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -80,7 +80,12 @@ class Address:
 class ServeFlags:
     """What is served, and how; None: the library's default."""
 
-    name: Annotated[list[str] | None, option(_NAME, shown="the folder's", panel=_SERVER)] = None
+    name: Annotated[
+        list[str] | None,
+        option(
+            _NAME, shown="the folder's", panel=_SERVER, envvar="INGOT_MODEL_NAME", show_envvar=True,
+        ),
+    ] = None  # fmt: skip
     api_key: Annotated[
         str | None, option(_KEY, shown="none", panel=_SERVER, envvar="INGOT_API_KEY", show_envvar=True)
     ] = None

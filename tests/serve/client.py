@@ -155,7 +155,8 @@ def launch(*words: object, faults: Path | None = None) -> tuple[subprocess.Popen
     """
     path = os.pathsep.join(map(str, [*([faults] if faults else []), ROOT]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop("INGOT_API_KEY", None)
+    for name in ("INGOT_API_KEY", "INGOT_MODEL_NAME"):
+        environment.pop(name, None)
     process = subprocess.Popen(
         [sys.executable, "-m", "ingot", "serve", *map(str, words), "--device", "cpu", "--threads", "1"],
         env=environment,

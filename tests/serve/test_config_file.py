@@ -35,7 +35,8 @@ class Served:
 def served(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     found = Served(tmp_path, engine)
     monkeypatch.setattr("ingot.serve.server.serve", found.take)
-    monkeypatch.delenv("INGOT_API_KEY", raising=False)
+    for name in ("INGOT_API_KEY", "INGOT_MODEL_NAME"):
+        monkeypatch.delenv(name, raising=False)
     return found
 
 
@@ -81,6 +82,24 @@ def test_the_command_line_counts_first(served: Served, monkeypatch: pytest.Monke
     assert served.api_key == "from the environment"
     assert served(BOTH, "--port", 0).exit_code == 0
     assert served.config.port == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("qwen", ["qwen"]), ("", ["pocket"]), ("  modèle-7b ", ["modèle-7b"])]
+)
+def test_a_name_from_the_environment(
+    served: Served, monkeypatch: pytest.MonkeyPatch, value: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv("INGOT_MODEL_NAME", value)
+    assert served("port: 0", served.engine).exit_code == 0
+    assert served.names == expected
+    assert served("port: 0", served.engine, "--name", "given").exit_code == 0
+    assert served.names == ["given"]
+    monkeypatch.setenv("INGOT_MODEL_NAME", "a b")
+    assert served("port: 0", served.engine, served.engine).exit_code == 0
+    assert served.names == ["a", "b"]
+    failed = served("port: 0", served.engine)
+    assert (failed.exit_code, "one name for each engine" in failed.stderr) == (2, True)
 
 
 def test_engines_of_the_command_line_replace_those_of_the_file(served: Served) -> None:

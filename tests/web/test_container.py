@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from ingot.cli.main import app
 from ingot.config.server_config import ServeConfig, WebConfig
 from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.version import VERSION
 from tests.serve.client import ROOT
 
 DOCKER = ROOT / "docker"
+SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "ingot.json"
 SAMPLES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
@@ -102,6 +106,28 @@ def test_mounted_and_copied_files_are_there() -> None:
     files += [file for line in copied for file in line.split()]
     assert len(files) > 6
     assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_images_have_the_tag_of_a_version() -> None:
+    images = {name: one["image"] for name, one in compose()["services"].items()}
+    assert images.pop("ingot") == f"${{INGOT_IMAGE:-ingot:{VERSION}}}"
+    assert [image for image in images.values() if not re.search(r":v?\d+\.\d+\.\d+$", image)] == []
+    used = re.findall(r"\bingot:([\d.]+)", (ROOT / "Dockerfile").read_text() + SERVING)
+    assert set(used) == {VERSION}
+
+
+def test_the_image_has_what_its_verbs_need() -> None:
+    found = re.search(r"pip install .* '\.\[(.*)\]'", (ROOT / "Dockerfile").read_text())
+    assert found is not None
+    assert set(found[1].split(",")) >= {"align", "eval", "grammar", "image", "serve", "speech", "web"}
+
+
+def test_a_model_has_a_name_of_its_own() -> None:
+    """Compose hands a variable on that ``ingot serve`` reads."""
+    environment = compose()["services"]["ingot"]["environment"]
+    assert environment["INGOT_MODEL_NAME"] == "${INGOT_MODEL_NAME:-engine}"
+    shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
+    assert all(f"[env var: {name}]" in " ".join(shown.replace("│", " ").split()) for name in environment)
 
 
 @pytest.mark.slow
