@@ -27,6 +27,7 @@ from ingot.cli.measure.profile import profile
 from ingot.cli.measure.sweep import sweep
 from ingot.cli.merge_delta import merge_delta
 from ingot.cli.plan import plan
+from ingot.cli.port import port
 from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.serve import serve
@@ -150,7 +151,7 @@ def _main(
 
 
 _VERBS: dict[str, tuple[Any, ...]] = {
-    "Build": (plan, merge_delta, build, tune, doctor),
+    "Build": (plan, merge_delta, port, build, tune, doctor),
     "Run": (run, chat, transcribe, serve, web, triton, explain),
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep, profile),

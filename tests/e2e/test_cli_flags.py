@@ -118,7 +118,7 @@ def test_help_groups_verbs() -> None:
     assert panels() == ["Options", "Build", "Run", "Prove", "Measure"]
     shown = re.split(r"╭─ \w+ ─+╮", ingot("--help").stdout)[2:]
     assert [re.findall(r"^│ ([\w-]+) ", panel, re.MULTILINE) for panel in shown] == [
-        ["plan", "merge-delta", "build", "tune", "doctor"],
+        ["plan", "merge-delta", "port", "build", "tune", "doctor"],
         ["run", "chat", "transcribe", "serve", "web", "triton", "explain"],
         ["inspect", "verify", "align", "diff", "repro"],
         ["eval", "bench", "sweep", "profile"],

@@ -45,7 +45,8 @@ def check_class(folder: Path) -> str | None:
     missing = f"transformers {version('transformers')} has no class for {kind!r}"
     library = importlib.util.find_spec("transformers")
     roots = (library.submodule_search_locations if library is not None else None) or ()
-    if not any((Path(root) / "models" / kind.replace("-", "_")).is_dir() for root in roots):
+    folders = {kind.replace("-", "_"), kind.replace("-", "_").removesuffix("_text")}
+    if not any((Path(root) / "models" / name).is_dir() for root in roots for name in folders):
         return missing  # without the import, which takes a second
     import transformers
 
