@@ -6,7 +6,7 @@ reading = read_with(LLAMA, checkpoint.config)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,7 +186,7 @@ def _read(
             why = _what(error) if len(path) > 1 else f"{_what(error)}{_seen(error, owner)}"
             refused.append(Refusal(".".join(path), short(owner), why))
             continue
-        key = _lacking(architecture, values, recorded, error)
+        key = _lacking(recorded, error)
         is_there = key is None
         if is_there and recorded.asked:
             key = recorded.asked[-1]
@@ -223,12 +223,14 @@ def _at_fault(
 ) -> tuple[tuple[str, ...], dict[str, Any]] | None:
     """The key whose removal changes the error, and the config without it."""
     trials = [(path, _removed(values, path)) for path in _candidates(values, asked, str(error))]
-    for text in (_what, str):  # a message that lists several changes with each, but not what it says of them
+    # A message that lists several changes with each, but not what it says; one of a missing key lists all.
+    texts: tuple[Callable[[Exception], str], ...] = (_what,) if _lacks(error) else (_what, str)
+    for text in texts:
         for path, without in trials:
             other = _error(architecture, without)
             if not isinstance(other, Exception):
                 return path, without
-            if text(other) != text(error) and not _lacks(other, path[0]):
+            if text(other) != text(error) and not (_lacks(other) and path[0] in _what(other)):
                 return path, without
     return None
 
@@ -250,21 +252,13 @@ def _removed(values: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]
     return {**values, key: {name: value for name, value in values[key].items() if name != path[1]}}
 
 
-def _lacks(error: Exception, key: str) -> bool:
-    """Whether an error is that a key is not there; then it was not at fault while it was."""
-    return isinstance(error, IngotError) and error.what.startswith("config.json lacks") and key in error.what
+def _lacks(error: Exception) -> bool:
+    """Whether an error is that a key is not there."""
+    return _what(error).startswith("config.json lacks")
 
 
-def _lacking(
-    architecture: Architecture, values: dict[str, Any], recorded: _Recorded, error: Exception
-) -> str | None:
-    """The first of the keys looked up last, and not there, whose presence changes the error."""
-    absent: list[str] = []
-    for key in reversed(recorded.asked):
-        if dict.__contains__(recorded, key):
-            break
-        absent.append(key)
-    for key in dict.fromkeys(reversed(absent)):
-        if str(_error(architecture, values | {key: _STAND_IN})) != str(error):
-            return key
-    return None
+def _lacking(recorded: _Recorded, error: Exception) -> str | None:
+    """The first key that an error names, was looked up and is not there."""
+    named = {word.strip("'") for word in _what(error).split()}
+    asked = dict.fromkeys(recorded.asked)
+    return next((key for key in asked if key in named and not dict.__contains__(recorded, key)), None)
