@@ -18,7 +18,8 @@ import torch
 from ingot.errors import ConfigError, DeviceError
 
 DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_E4M3_SINCE = (8, 9)  # compute capability
+_KERNELS_SINCE = (8, 0)  # compute capability: tensor cores of bfloat16, asynchronous copies
+_E4M3_SINCE = (8, 9)
 _PROC = Path("/proc")
 _LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
@@ -45,6 +46,21 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if number >= count:
         raise DeviceError("no such GPU", seen=name, allowed=f"cuda:0 to cuda:{count - 1}", field="device")
     return torch.device("cuda", number)
+
+
+def expect_capability(device: torch.device) -> None:
+    """Raise ``DeviceError`` on a GPU that is too old for the kernels."""
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < _KERNELS_SINCE:
+        raise DeviceError(
+            "this GPU is too old for Ingot's kernels",
+            seen="{}, compute capability {}.{}".format(torch.cuda.get_device_name(device), *found),
+            allowed="{}.{} or later".format(*_KERNELS_SINCE),
+            field="device",
+            fix="`device=cpu`",
+        )
 
 
 def expect_e4m3(device: torch.device) -> None:

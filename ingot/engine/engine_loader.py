@@ -16,7 +16,7 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.device import dtype_name, parse_dtype
+from ingot.device import dtype_name, expect_capability, parse_dtype
 from ingot.engine.as_stored import stored_note
 from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
@@ -48,8 +48,10 @@ class Engine:
 
 def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") -> torch.dtype:
     """The dtype of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU, which widens 16-bit
-    weights exactly and whose 16-bit arithmetic is slower and rounds more.
+    weights exactly and whose 16-bit arithmetic is slower and rounds more. Raises DeviceError on a GPU that
+    is too old.
     """
+    expect_capability(device)
     if name != "auto":
         return parse_dtype(name)
     return torch.float32 if device.type == "cpu" else parse_dtype(manifest.build.dtype)

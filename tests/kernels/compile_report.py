@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program may use
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
 WARPGROUP_KERNELS = {"packed_direct_kernel"}  # of GPUs with warpgroup products and descriptors
 KERNELS = {

@@ -1,0 +1,38 @@
+"""Every kernel builds for sm_89 (GeForce RTX 40, L4, L40S), and fits 99 KiB of shared memory.
+
+Launchers choose the tiles of a GPU with so much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kernels.compile_report import (
+    LIMIT,
+    check_all_fit,
+    check_int8_products,
+    check_invariant_sums,
+    compiled_for,
+)
+
+pytestmark = [pytest.mark.timeout(LIMIT + 60), pytest.mark.slow]  # hundreds of kernels
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the compiler reports."""
+    return compiled_for(89, tmp_path_factory.mktemp("triton"))
+
+
+def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
+    check_all_fit(rows, 89)
+
+
+def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:
+    check_int8_products(rows, least=18)
+
+
+def test_a_cache_in_8_bits_changes_no_order_of_invariant_sums(rows: list[dict[str, Any]]) -> None:
+    check_invariant_sums(rows, least=4, kinds=("int8 cache", "fp8 cache"))
