@@ -187,11 +187,12 @@ def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, An
     """
     every, met = CASES | OVERLAPPING, set()
     for case, call in ({case: every[case] for case in cases} or every).items():
-        for kernel, args, kwargs in caught_launches(call):
+        wanted = [one for one in capabilities if one >= least_capability(case)]
+        for kernel, args, kwargs in caught_launches(call) if wanted else ():
             if cases and form_of(kernel, kwargs) in met:
                 continue
             met.add(form_of(kernel, kwargs))
-            for capability in (one for one in capabilities if one >= least_capability(case)):
+            for capability in wanted:
                 source, options = source_of(kernel, args, kwargs)
                 _, loop, overlap = form_of(kernel, kwargs)
                 binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
