@@ -6,6 +6,7 @@ file's header and bytes. Source: the ``block_*`` structures of llama.cpp's ggml-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -44,7 +45,8 @@ class GgufSource:
 
     def read(self, module: str, leaf: str) -> torch.Tensor:
         """Parts one below another; quantized ones in fp32, by what they mean."""
-        return torch.cat([self._part(name, leaf) for name in self._stored(module)])
+        parts = [self._part(name, leaf) for name in self._stored(module)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def is_packed(self, module: str) -> bool:
         names = [f"{name}.weight" for name in self._stored(module)]
@@ -76,7 +78,9 @@ class GgufSource:
         else:
             place = torch.arange(info.type.values)
             blocks = content.view(-1, info.type.bytes).split(_AT_ONCE)
-            values = torch.cat([MEANT[info.type.name](part, place) for part in blocks])
+            values = torch.empty(math.prod(info.shape) // len(place), len(place))
+            for out, part in zip(values.split(_AT_ONCE), blocks, strict=True):
+                out.copy_(MEANT[info.type.name](part, place))
         rows = values.view(info.shape)
         heads = {"attn_q": self._config.num_heads, "attn_k": self._config.num_kv_heads}
         kind = name.rpartition(".")[2]

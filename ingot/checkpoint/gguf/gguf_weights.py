@@ -27,6 +27,7 @@ BITS = {"Q8_0": 8, "Q4_0": 4}  # types whose values are whole multiples of one s
 GGUF_TYPES = {bits: kind for kind, bits in BITS.items()}
 _DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SCALE = "_scale"
+_AT_ONCE = 1 << 22  # values
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODULES = {
     "attn_norm": "input_layernorm",
@@ -163,6 +164,10 @@ def _widened(stored: GgufTensor, blocks: np.ndarray) -> np.ndarray:
             f"reading {stored.type.name} tensors of GGUF files needs the package gguf",
             fix=f"{to_install('gguf')} (or pip install gguf)",
         ) from error
+    kind = gguf.GGMLQuantizationType(stored.type.id)
+    found = np.empty((len(blocks), stored.shape[-1]), np.float32)
+    step = max(_AT_ONCE // found.shape[1], 1)  # the package needs as much again for what it widens at once
     with np.errstate(all="ignore"):  # what is not finite is refused by whoever reads it
-        found: np.ndarray = gguf.dequantize(blocks, gguf.GGMLQuantizationType(stored.type.id))
+        for start in range(0, len(blocks), step):
+            found[start : start + step] = gguf.dequantize(blocks[start : start + step], kind)
     return found
