@@ -430,7 +430,8 @@ class LLM:
         """Collect module outputs by name while the block runs: ``with llm.tap("layers.*") as seen``.
 
         ``seen`` maps each module's name to a tensor [tokens that ran, ...], those of other threads'
-        requests included. It changes no output.
+        requests included. It changes no output. ``step.positions``, ``step.seq_lens``, ``step.query_start``,
+        ``step.input_ids`` and ``step.visible.N`` are the steps' rows and the mask of layer N (``Seen``).
 
         Raises:
             RequestError: a pattern matches no module.
