@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test quick-tests test-all lint gpu-test clean
+.PHONY: install demo test quick-tests test-all lint gpu-test network-test clean
 
 install: $(STAMP)
 
@@ -31,10 +31,14 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs=2 lint quick-tests
 
 quick-tests: $(STAMP)
-	$(PYTEST) -m "not gpu and not slow"
+	$(PYTEST) -m "not gpu and not slow and not network"
 
 test-all: lint
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu and not network"
+
+# Published models and data sets (docs/published.md): needs the Hugging Face hub, and for the 7B models a GPU.
+network-test: $(STAMP)
+	$(VENV)/bin/python -m pytest -m network tests/network
 
 gpu-test: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu

@@ -146,9 +146,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first; grids are thinned out; tests marked ``gpu`` skip, saying so, where there
-    is no CUDA device.
+    is no CUDA device, and those marked ``network`` where they are not asked for.
     """
     mark_the_rest_slow(items)
+    for item in items:
+        asked = "network" in item.config.option.markexpr
+        if item.get_closest_marker("network") is not None and not asked:  # a keyword is also of its folder
+            item.add_marker(pytest.mark.skip(reason="needs the Hugging Face hub: make network-test"))
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(unit(item.nodeid), len(places)))
     if torch.cuda.is_available():
