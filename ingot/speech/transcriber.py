@@ -45,6 +45,7 @@ class EngineValues(TypedDict, total=False):
     layers: str | None
     quant: str | QuantConfig | None
     chat_template: str | None
+    tokenizer: str | Path | None
     revision: str | None
 
 

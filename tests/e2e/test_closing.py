@@ -90,6 +90,19 @@ def test_progress_counts_the_prompts_that_are_answered(llm: LLM, values: dict[st
     assert outputs == llm.generate(["a", "b", "c"], params)
 
 
+def test_a_prompt_counts_when_all_its_answers_have_ended(llm: LLM) -> None:
+    """At different steps: every third id is an end."""
+    params = SamplingParams(
+        max_new_tokens=40, n=4, temperature=1.0, seed=1, stop_token_ids=tuple(range(0, 97, 3))
+    )
+    running: list[bool] = []
+    (output,) = llm.generate(
+        ["a"], params, progress=lambda *_: running.append(bool(llm.executor.active_ids()))
+    )
+    assert len({len(answer.token_ids) for answer in output.answers}) > 1
+    assert running == [False]
+
+
 def test_progress_that_fails_ends_its_call_alone(llm: LLM) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyError(done)
