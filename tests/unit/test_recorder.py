@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -40,6 +41,32 @@ def test_no_garbage_is_collected_during_a_capture(
     finally:
         gc.enable() if before else gc.disable()
     assert seen == [False, False]
+
+
+def test_captures_of_two_threads_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to end would else let garbage be collected during the other."""
+    monkeypatch.setattr(recording, "torch", SimpleNamespace(cuda=MagicMock()))
+    entered, leave = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def slow() -> None:
+        entered.set()
+        assert leave.wait(30)
+        order.append("first")
+
+    first, second = (
+        threading.Thread(target=Recorder(torch.device("cpu")).record, args=(run,))
+        for run in (slow, lambda: order.append("second"))
+    )
+    first.start()
+    assert entered.wait(30)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    leave.set()
+    for thread in (first, second):
+        thread.join(30)
+    assert order == ["first", "second"]
 
 
 @pytest.mark.gpu

@@ -60,6 +60,15 @@ def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
     assert drawn.any_rules
 
 
+def test_rows_without_rules_draw_by_their_own_values() -> None:
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
+    draws = [RowSampling(), RowSampling(0.7, top_k=5, top_p=0.9, min_p=0.1, seed=-3, step=2)]
+    buffer.fill(layout_of([decode("a", 9), decode("b", 5)], BLOCK_SIZE), draws)
+    drawn, expected = buffer.draws(2, draws), SamplingTensors.from_rows(draws, "cpu")
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed", "step"):
+        assert getattr(drawn, name).tolist() == getattr(expected, name).tolist(), name
+
+
 @pytest.mark.parametrize(
     "rule",
     [{"mask": 0}, {"slot": 0, "min_new": 4}, {"transcript": 0, "last_time": 3, "paired": 1}, {"probed": 0}],
