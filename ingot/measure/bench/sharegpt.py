@@ -101,7 +101,8 @@ def limited_load(path: Path, count: Count, limits: RequestLimits) -> tuple[Token
         asks.append(Ask(ask.prompt_tokens, min(ask.new_tokens, limits.max_new)))
     if not asks:
         allowed = f"prompts of at most {limits.max_prompt} tokens"
-        raise _nothing(path, left_out, allowed, ("requests", "max_prompt"), "a larger `max_prompt`")
+        fix = "a larger `max_prompt`" if left_out else "a file that has requests"
+        raise _nothing(path, left_out, allowed, ("requests", "max_prompt"), fix)
     return TokenLoad(path.name, tuple(asks), dict(left_out)), cut
 
 

@@ -161,6 +161,7 @@ def test_a_file_without_requests_says_why(tmp_path: Path) -> None:
         ("a.json", " \n", "cannot be read.*a.json: the file is empty"),
         ("a.jsonl", "", "the file is empty"),
         ("a.json", "[]", "no usable conversation"),
+        ("a.json", "[]", "a file that has requests"),
         ("a.json", long, "2 with a prompt over 24 tokens, 1 with a turn under 4 tokens.*larger --max-prompt"),
         ("a.json", f"[{good}, {good}, {{'no': 1}}]", "record 3: "),
         ("a.json", f"[{good}, {good}", "after record 2: "),

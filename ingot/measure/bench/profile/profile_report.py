@@ -65,7 +65,7 @@ def _waits(found: Record, what: str) -> str:
     gaps = found["gaps"]
     text = (
         f"{number(found['busy_us'] / 1e3)} ms in {number(found['launches'])} {what}, "
-        f"{number(gaps['us'] / 1e3)} ms ({percent(gaps['share'])}) in {number(gaps['count'])} gaps"
+        f"{number(gaps['us'] / 1e3)} ms ({percent(gaps['share'])}) in {gaps['count']:,.0f} gaps"
     )
     if gaps["longest_before"] is None:
         return text
