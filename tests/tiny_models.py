@@ -18,6 +18,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -48,6 +49,10 @@ def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
     if kind == "gpt2":
         sizes = {"vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
         return GPT2Config(**(sizes | _NO_SPECIALS | changes))
+    if kind == "opt":
+        sizes = {"vocab_size": 97, "max_position_embeddings": 128, "hidden_size": 32, "ffn_dim": 48}
+        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+        return OPTConfig(**(sizes | _NO_SPECIALS | changes))
     sizes = {
         "vocab_size": 97,
         "hidden_size": 32,

@@ -80,6 +80,26 @@ class Squeezed(Rename):
 
 
 @dataclass(frozen=True)
+class RowsFrom(Rename):
+    """``target`` is the stored ``source`` from row ``start`` on: OPT's table of positions begins at row 2."""
+
+    start: int
+
+    def bind(self, stored: int, built: int) -> RowsFrom:
+        return self
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        shape = sources[0]
+        if not shape or shape[0] <= self.start:
+            raise ValueError(f"{self.source} {list(shape)} has no row {self.start}")
+        return (shape[0] - self.start, *shape[1:])
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A copy, so that the rows before are not kept."""
+        return sources[0][self.start :].clone()
+
+
+@dataclass(frozen=True)
 class SquarePositions(Rename):
     """``target`` [1 + grid², size] is the table [1, 1 + n², size] of a class token and a square of patches,
     the square brought to ``grid`` patches a side by bicubic interpolation in fp32.

@@ -12,13 +12,14 @@ from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
 from ingot.models.minigpt4 import MINIGPT4
 from ingot.models.mistral import MISTRAL
+from ingot.models.opt import OPT
 from ingot.models.qwen import QWEN
 from ingot.models.qwen2 import QWEN2
 from ingot.models.qwen3 import QWEN3
 from ingot.models.whisper import WHISPER
 from ingot.reference.plain_stage import PlainEncoder
 
-ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MINIGPT4, MISTRAL, QWEN, QWEN2, QWEN3, WHISPER]
+ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MINIGPT4, MISTRAL, OPT, QWEN, QWEN2, QWEN3, WHISPER]
 
 
 def register(architecture: Architecture) -> None:

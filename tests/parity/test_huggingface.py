@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.device import parse_dtype
 from ingot.errors import CheckpointError
 from tests.tiny_models import edit_config, make_model, random_ids, save_model, tiny_config
 
@@ -52,6 +53,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False, "activation_function": "gelu"}, 20),
     "gpt2-relu": ("gpt2", {"activation_function": "relu", "layer_norm_epsilon": 1e-3}, 20),
     "gpt2-full-length": ("gpt2", {}, 96),
+    "opt": ("opt", {}, 20),
+    "opt-odd": ("opt", {"vocab_size": 301, "ffn_dim": 50, "hidden_size": 36, "num_attention_heads": 3}, 20),
+    "opt-untied-gelu": ("opt", {"tie_word_embeddings": False, "activation_function": "gelu"}, 21),
+    "opt-no-bias": ("opt", {"enable_bias": False}, 20),
+    "opt-full-length": ("opt", {}, 96),
     "llama-gqa": ("llama", {}, 20),
     "llama-mha": ("llama", {"num_key_value_heads": 4}, 20),
     "llama-mqa": ("llama", {"num_key_value_heads": 1}, 20),
@@ -142,6 +148,7 @@ def check(folder: Path, model: PreTrainedModel, length: int) -> None:
 
 
 @pytest.mark.stays(
+    *("opt", "opt-no-bias", "opt-full-length"),
     *("gpt2", "gpt2-relu", "llama-gqa", "llama-tied", "llama-odd-vocab", "llama-llama3", "llama-yarn"),
     *(
         "mistral",
@@ -174,6 +181,36 @@ def test_gemma2_in_16_bits(tmp_path: Path) -> None:
     assert torch.equal(seen["embed_tokens"], embedded)
     assert torch.equal(seen["layers.0.input_layernorm"], normed)
     assert relative_error(logits, hf_logits(model, ids)) <= 0.05
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_opt_in_each_dtype(dtype: str, tmp_path: Path) -> None:
+    """Its positions begin at row 2 of their table; what is embedded and normed first is the class's to the
+    bit, and so are logits, as far as 16 bits go.
+    """
+    model = make_model(tiny_config("opt"), seed=1).to(parse_dtype(dtype))
+    model.save_pretrained(tmp_path)
+    ids = random_ids(40, seed=5)
+    llm = LLM(tmp_path, "cpu", compute_dtype=dtype)
+    with llm.tap("layers.0.input_layernorm") as seen, torch.inference_mode():
+        logits = llm.logits(ids)
+        decoder = model.model.decoder
+        embedded = decoder.embed_tokens(torch.tensor(ids)) + decoder.embed_positions.weight[2:42]
+        normed = decoder.layers[0].self_attn_layer_norm(embedded)
+    assert torch.equal(seen["layers.0.input_layernorm"], normed)
+    assert relative_error(logits, hf_logits(model, ids)) <= {"fp32": 1e-5, "bf16": 0.05, "fp16": 0.006}[dtype]
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_opt_files_of_older_versions(prefix: str, tmp_path: Path) -> None:
+    """Those of 2022 hold a copy of the tied head and a version, some without ``model.``."""
+    model = save_model(tiny_config("opt"), tmp_path, seed=1)
+    (tmp_path / "model.safetensors").unlink()
+    state = {k.replace("model.", prefix, 1): v.clone() for k, v in model.state_dict().items()}
+    state[f"{prefix}decoder.version"] = torch.tensor([3.0])
+    state["lm_head.weight"] = model.lm_head.weight.detach().clone()
+    write_torch_shards(tmp_path, state, 2)
+    check(tmp_path, model, 20)
 
 
 @pytest.mark.grid(1)
@@ -293,6 +330,11 @@ def test_beam_search(kind: str, options: dict[str, Any], tmp_path: Path) -> None
         ("qwen3", {"hidden_act": "relu"}, "relu"),
         ("gpt2", {"activation_function": "mish"}, "mish"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}, "before false, word_.*opt-350m"),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm true"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine false"),
+        ("opt", {"activation_function": ["relu"]}, "activation_function.*'relu'"),
+        ("opt", {"max_position_embeddings": 130}, r"embed_positions.*\[128, 32\].*\[130, 32\]"),
         (
             "qwen2",
             {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True},

@@ -166,6 +166,32 @@ _GPT2: Config = {
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     "vocab_size": 50257,
 }
+_OPT: Config = {
+    "_name_or_path": "facebook/opt-125m",
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "architectures": ["OPTForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 2,
+    "do_layer_norm_before": True,
+    "dropout": 0.1,
+    "eos_token_id": 2,
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "init_std": 0.02,
+    "layerdrop": 0.0,
+    "max_position_embeddings": 2048,
+    "model_type": "opt",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 1,
+    "prefix": "</s>",
+    "torch_dtype": "float16",
+    "transformers_version": "4.21.0.dev0",
+    "use_cache": True,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
 # What PretrainedConfig once wrote of every model: defaults of sampling and of other tasks.
 _FULL_DUMP: Config = {
     **dict.fromkeys(
@@ -401,6 +427,14 @@ REAL: dict[str, Config] = {
     },
     **GEMMA2,
     **WHISPER,
+    "opt-125m": _OPT,
+    "opt-66b": _OPT
+    | {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True}
+    | {"ffn_dim": 36864, "hidden_size": 9216, "num_attention_heads": 72, "num_hidden_layers": 64}
+    | {"word_embed_proj_dim": 9216},
+    "opt without the keys of opt-350m": _without(
+        _OPT, "do_layer_norm_before", "word_embed_proj_dim", "prefix", "activation_dropout"
+    ),
     "gpt2": _GPT2,
     "gpt2-medium": _GPT2
     | {"n_embd": 1024, "n_head": 16, "n_layer": 24, "n_special": 0, "predict_special_tokens": True},

@@ -15,6 +15,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
@@ -33,6 +34,7 @@ NAMES = {
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
     "gpt2": (GPT2Config, "GPT2LMHeadModel"),
+    "opt": (OPTConfig, "OPTForCausalLM"),
     "gemma2": (Gemma2Config, "Gemma2ForCausalLM"),
 }
 
@@ -216,6 +218,8 @@ def test_the_keys_that_it_lists_are_those_that_it_reads(architecture: Any) -> No
         nothing |= {"use_sliding_window", "max_window_layers"}
     if architecture.name == "gpt2":
         nothing = {"predict_special_tokens"}
+    if architecture.name == "opt":
+        nothing = {"init_std", "layerdrop"}
     if architecture.name == "gemma2":
         nothing = {"hidden_act", "sliding_window_size", "cache_implementation"}
     if architecture.name == "whisper":
@@ -259,6 +263,8 @@ def test_the_keys_that_it_lists_are_those_that_it_reads(architecture: Any) -> No
         ("qwen3", "mlp_bias", True),
         ("qwen3", "scale_emb", 12),
         ("gpt2", "alibi", True),
+        ("opt-125m", "add_cross_attention", True),
+        ("opt-125m", "num_key_value_heads", 4),
         ("gpt2", "add_cross_attention", True),
         ("gpt2", "rope_theta", 10000.0),
         ("qwen v1.0", "apply_residual_connection_post_layernorm", True),
@@ -421,6 +427,11 @@ def test_sizes_of_gpt2(key: str, value: Any) -> None:
         ("llama-3", {"rope_theta": 1}, "rotary base"),
         ("llama-3", {"rope_parameters": {"rope_theta": 0}}, "rope_theta"),
         ("gpt2", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon"),
+        ("opt-125m", {"do_layer_norm_before": "no"}, "do_layer_norm_before"),
+        ("opt-125m", {"word_embed_proj_dim": 768.0}, "word_embed_proj_dim"),
+        ("opt-125m", {"word_embed_proj_dim": 512}, r"proj_dim 512.*hidden size \(768\).*except opt-350m"),
+        ("opt-125m", {"num_attention_heads": 7}, "768 and 7"),
+        ("opt-125m", {"activation_function": "mish"}, "mish"),
         ("qwen v1.1", {"rotary_emb_base": 0}, "rotary_emb_base"),
         ("qwen v1.1", {"layer_norm_epsilon": -1}, "layer_norm_epsilon"),
         ("qwen v1.1", {"seq_length": 0}, "seq_length"),

@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -36,6 +37,7 @@ KINDS: dict[str, tuple[str, type[PretrainedConfig]]] = {
     "qwen3": ("Qwen3ForCausalLM", Qwen3Config),
     "gemma2": ("Gemma2ForCausalLM", Gemma2Config),
     "gpt2": ("GPT2LMHeadModel", GPT2Config),
+    "opt": ("OPTForCausalLM", OPTConfig),
     "whisper": ("WhisperForConditionalGeneration", WhisperConfig),
 }
 # No value is a default, so that a lost one shows. 32 query heads: as many key heads as any default has.
@@ -48,6 +50,9 @@ _GEMMA2: Json = {"tie_word_embeddings": False, "attention_bias": True, "sliding_
 _GEMMA2 |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, "query_pre_attn_scalar": 12}
 _GPT2: Json = {"vocab_size": 97, "n_positions": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 40}
 _GPT2 |= {"layer_norm_epsilon": 1e-3, "tie_word_embeddings": False, "activation_function": "relu"}
+_OPT: Json = {"vocab_size": 97, "hidden_size": 64, "ffn_dim": 40, "num_hidden_layers": 2}
+_OPT |= {"num_attention_heads": 8, "max_position_embeddings": 96, "activation_function": "gelu"}
+_OPT |= {"enable_bias": False, "tie_word_embeddings": False}
 _WHISPER: Json = {"vocab_size": 97, "num_mel_bins": 128, "d_model": 48, "max_source_positions": 60}
 _WHISPER |= {"max_target_positions": 40}
 for _side in ("encoder", "decoder"):
@@ -59,10 +64,18 @@ GIVEN: dict[str, Json] = {
     "qwen3": _SIZES | _WINDOW | {"attention_bias": True},
     "gemma2": _SIZES | _GEMMA2,
     "gpt2": _GPT2,
+    "opt": _OPT,
     "whisper": _WHISPER,
 }
 # A checkpoint that lacks one of these is not one: refused by name.
-NEEDED = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+NEEDED = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "ffn_dim",
+}
 NEEDED |= {key for key in _GPT2 if key.startswith("n_")} - {"n_inner"} | set(_WHISPER)
 CANNOT_RUN = {"sliding_window"}  # of null in layers that have one
 # Null where the class wants a number: as many as query heads, as it reads in transformers 4.
@@ -162,6 +175,9 @@ def meaning(kind: str, theirs: Any) -> Json:
         "output_bias": kind == "gpt2" or getattr(theirs, "attention_bias", False),
         "mlp_bias": kind == "gpt2" or getattr(theirs, "mlp_bias", False),
     }
+    if kind == "opt":
+        found |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), theirs.enable_bias)
+        return found | {"intermediate_size": theirs.ffn_dim, "mlp": theirs.activation_function}
     if kind == "gpt2":
         activations = {"gelu_new": "gelu_tanh", "relu": "relu"}
         found |= {"norm_eps": theirs.layer_norm_epsilon, "mlp": activations[theirs.activation_function]}

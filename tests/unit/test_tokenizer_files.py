@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Tokenizer
 
 from ingot.errors import TokenizerError
 from ingot.text.tokenizer.tokenizer import load_tokenizer
-from tests.unit.vocabularies import load
+from tests.unit.vocabularies import load, write_opt_tokenizer
 
 
 def test_folder_without_tokenizer(tmp_path: Path) -> None:
@@ -41,6 +42,25 @@ def test_bos_and_eos_flags(data: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false, "add_eos_token": true}')
     assert load(tmp_path).encode("Hello") == [15043, 2]
     assert load(tmp_path).encode("") == [2]
+
+
+@pytest.mark.parametrize("flags", [{"add_bos_token": True}, {"add_bos_token": False}, {}], ids=str)
+def test_bos_of_vocab_json_as_transformers(flags: dict[str, bool], tmp_path: Path) -> None:
+    """OPT's files: GPT-2's form, with </s> at both ends of a text's life and the flag that puts it first."""
+    write_opt_tokenizer(tmp_path, **flags)
+    tokenizer, theirs = load(tmp_path), GPT2Tokenizer.from_pretrained(str(tmp_path))
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 2)
+    for text in ("", "Hello", "a</s>b <pad>", " two  words\n"):
+        assert tokenizer.encode(text) == theirs(text).input_ids, text
+    assert tokenizer.encode("Hi", add_special_tokens=False)[:1] != [2]
+    assert (tokenizer.encode("Hi")[:1] == [2]) == flags.get("add_bos_token", False)
+    assert tokenizer.decode(tokenizer.encode("Hi there")) == "Hi there"
+
+
+def test_bos_flag_that_is_no_flag(tmp_path: Path) -> None:
+    write_opt_tokenizer(tmp_path, add_bos_token="yes")
+    with pytest.raises(TokenizerError, match=r"add_bos_token in .* must be true or false; seen: yes"):
+        load(tmp_path)
 
 
 def test_tokenizer_json_gets_tokens_of_its_config(golden: Path, tmp_path: Path) -> None:

@@ -98,6 +98,19 @@ def gpt2_folder(data: Path, folder: Path) -> Path:
     return folder
 
 
+def write_opt_tokenizer(folder: Path, **config: Any) -> Path:
+    """OPT's layout: GPT-2's class with special tokens of its own in front, then single bytes; one merge."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *letters, "He"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nH e\n")
+    entry = {"__type": "AddedToken", "lstrip": False, "normalized": True, "rstrip": False}
+    named = {f"{name}_token": entry | {"content": "</s>"} for name in ("bos", "eos", "unk")}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "errors": "replace", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | named | config))
+    return folder
+
+
 def metaspace_folder(folder: Path) -> Path:
     """A word vocabulary whose decoder is Metaspace, which is no joining of bytes."""
     words = ["<unk>", "▁", "▁the", "▁cat", "s", "▁sat", "é", "▁▁", "<s>", "�"]

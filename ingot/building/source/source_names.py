@@ -3,8 +3,8 @@
 This is a second list of these names, written from the published classes and not from the weight maps of
 ``models/``, by which builds read: a map that joins in a wrong order shows where the two differ.
 Sources: the state dicts of transformers' ``LlamaForCausalLM`` and its kin, ``Gemma2ForCausalLM``,
-``GPT2LMHeadModel`` and ``WhisperForConditionalGeneration``, Qwen's own ``QWenLMHeadModel``, and OpenAI's
-``Whisper``.
+``GPT2LMHeadModel``, ``OPTForCausalLM`` and ``WhisperForConditionalGeneration``, Qwen's own
+``QWenLMHeadModel``, and OpenAI's ``Whisper``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ class StackedModules:
         transposed: the file has [in, out].
         plus: what is added to each value.
         leaf: the last part of a name, where it is not ours.
+        first_row: the first row that is ours.
     """
 
     modules: tuple[str, ...]
     transposed: bool = False
     plus: float = 0.0
     leaf: str | None = None
+    first_row: int = 0
 
 
 Table = Mapping[str, StackedModules]
@@ -110,6 +112,13 @@ def _whisper_layer(ours: str, theirs: str) -> dict[str, StackedModules]:
     }
 
 
+_OPT: Table = {
+    "embed_tokens": _one("decoder.embed_tokens"),
+    "embed_positions": StackedModules(("decoder.embed_positions",), first_row=2),
+    "norm": _one("decoder.final_layer_norm"),
+    "lm_head": _one("lm_head"),
+    **_whisper_layer("layers.#", "decoder.layers.#"),
+}
 _WHISPER: Table = {
     "embed_tokens": _one("decoder.embed_tokens"),
     "embed_positions": _one("decoder.embed_positions"),
@@ -166,10 +175,11 @@ TABLES: Mapping[str, Table] = {
     "gemma2": _GEMMA2,
     "qwen": _QWEN,
     "gpt2": _GPT2,
+    "opt": _OPT,
     "whisper": _WHISPER,
     OPENAI: _OPENAI,
 }
-PREFIXES = {"gpt2": "transformer.", "whisper": "model."}  # of some files
+PREFIXES = {"gpt2": "transformer.", "opt": "model.", "whisper": "model."}  # of some files
 
 
 def made_of(kind: str, module: str, first_layer: int = 0) -> StackedModules | None:

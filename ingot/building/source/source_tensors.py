@@ -106,6 +106,7 @@ class SourceTensors:
         made = self._made(module)
         parts = [self._part(name, leaf, made) for name in made.modules]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        joined = joined[made.first_row :]
         return joined.float() + made.plus if made.plus else joined
 
     def is_packed(self, module: str) -> bool:

@@ -48,8 +48,10 @@ class FastTokenizer(Tokenizer):
         bos_id = _id_of(backend, folder.named_token("bos_token"))
         eos_id = _id_of(backend, folder.named_token("eos_token"))
         prefix_ids, suffix_ids = _template(backend)
-        if folder.tokenizer_class in LLAMA_CLASSES:
-            prefix_ids = (bos_id,) if bos_id is not None and folder.flag("add_bos_token", True) else ()
+        own_begin = folder.tokenizer_class in LLAMA_CLASSES
+        if own_begin or backend.post_processor is None:  # vocab.json has no template: OPT's flag puts </s>
+            puts_bos = bos_id is not None and folder.flag("add_bos_token", own_begin)
+            prefix_ids = (bos_id,) if puts_bos and bos_id is not None else ()
             suffix_ids = (eos_id,) if eos_id is not None and folder.flag("add_eos_token", False) else ()
         super().__init__(
             added,

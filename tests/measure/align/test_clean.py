@@ -15,7 +15,7 @@ from ingot.measure.align.stage_verdict import SERVED
 from ingot.measure.align.stages.stage_names import stage_names
 from tests.tiny_models import random_ids, save_model, tiny_config
 
-CLASSES = ("gpt2", "llama", "qwen2", "qwen3", "gemma2")
+CLASSES = ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "opt")
 
 
 def check(report: Report, steps: int, layers: int = 2) -> None:
@@ -27,7 +27,9 @@ def check(report: Report, steps: int, layers: int = 2) -> None:
     assert len(report.greedy) == steps + 1
 
 
-@pytest.mark.stays("gpt2-fp32", "llama-fp32", "llama-bf16", "qwen2-fp32", "qwen3-fp32", "gemma2-fp32")
+@pytest.mark.stays(
+    "gpt2-fp32", "llama-fp32", "llama-bf16", "qwen2-fp32", "qwen3-fp32", "gemma2-fp32", "opt-fp32"
+)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_huggingface_class(kind: str, dtype: str, originals: dict[str, Path]) -> None:

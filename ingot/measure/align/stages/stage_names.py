@@ -43,6 +43,7 @@ CROSS_STAGES = ("cross_norm", "cross_attention", "cross_residual")
 _WHISPER = ("self_attn_layer_norm", "self_attn", "final_layer_norm/in", "final_layer_norm", "fc2", "")
 WHISPER_ENCODER_NAMES = dict(zip(LAYER_STAGES, _WHISPER, strict=True))
 WHISPER_ENCODER_NAMES |= {"attended": "self_attn.out_proj/in", "inner": "fc2/in"}
+OPT_NAMES = WHISPER_ENCODER_NAMES
 WHISPER_NAMES = WHISPER_ENCODER_NAMES | {
     "residual": "encoder_attn_layer_norm/in",
     "cross_norm": "encoder_attn_layer_norm",
@@ -56,12 +57,15 @@ LOG_MEL = "log_mel"
 FEATURES = (LOG_MEL, "pixels")
 CONVS = ("encoder.conv1", "encoder.conv2")
 
-# (the layers, the embedding, the final norm, a layer's modules), most specific first
+# (the layers, the embedding, the final norm, a layer's modules, the stage whose module a layer is known by),
+# most specific first. GPT-2's, Whisper's and OPT's embedding is the sum of tokens and positions.
+_SUM = "decoder.layers.0.self_attn_layer_norm/in"
 _FAMILIES = (
-    ("layers", "embed_tokens", "norm", GEMMA2_NAMES),
-    ("layers", "embed_tokens", "norm", LLAMA_NAMES),
-    ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # GPT-2's embedding is the sum of tokens and positions
-    ("decoder.layers", "decoder.layers.0.self_attn_layer_norm/in", "decoder.layer_norm", WHISPER_NAMES),
+    ("layers", "embed_tokens", "norm", GEMMA2_NAMES, "post_norm"),
+    ("layers", "embed_tokens", "norm", LLAMA_NAMES, "input_norm"),
+    ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES, "input_norm"),
+    ("decoder.layers", _SUM, "decoder.layer_norm", WHISPER_NAMES, "cross_norm"),
+    ("decoder.layers", _SUM, "decoder.final_layer_norm", OPT_NAMES, "input_norm"),
 )
 
 
@@ -205,9 +209,8 @@ class StageFile:
         """Stage → key after the step."""
         if self.metadata.get("names") == OWN_NAMES:
             return {}
-        for layers, embedding, norm, names in _FAMILIES:
-            # A layer's first norm has one name in LLaMA and Gemma-2, whose second has a name of its own.
-            own = f"{layers}.0.{names['post_norm' if names is GEMMA2_NAMES else 'input_norm']}"
+        for layers, embedding, norm, names, known_by in _FAMILIES:
+            own = f"{layers}.0.{names[known_by]}"
             prefix = next((k[2 : -len(own)] for k in self._keys if _ends(k, own)), None)
             if prefix is not None:
                 found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
@@ -222,7 +225,7 @@ class StageFile:
         raise CheckpointError(
             "the trace has no known module names",
             seen=sorted(self._keys)[:5],
-            allowed="LLaMA's (layers.0.input_layernorm), GPT-2's (h.0.ln_1) or Whisper's",
+            allowed="LLaMA's (layers.0.input_layernorm), GPT-2's (h.0.ln_1), OPT's or Whisper's",
             field="reference",
         )
 
