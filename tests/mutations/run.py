@@ -45,7 +45,7 @@ LIBRARIES = (  # what tests import, and what takes most of a quick one's time
     *("numpy", "safetensors.torch", "tokenizers", "torch", "transformers", "triton", "typer.testing"),
     *(
         f"transformers.models.{kind}.modeling_{kind}"
-        for kind in ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+        for kind in ("gpt2", "llama", "mistral", "opt", "qwen2", "qwen3")
     ),
 )
 

@@ -177,7 +177,8 @@ def meaning(kind: str, theirs: Any) -> Json:
     }
     if kind == "opt":
         found |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), theirs.enable_bias)
-        return found | {"intermediate_size": theirs.ffn_dim, "mlp": theirs.activation_function}
+        sizes = {"intermediate_size": theirs.ffn_dim, "norm_eps": torch.nn.LayerNorm(1).eps}
+        return found | sizes | {"mlp": theirs.activation_function}
     if kind == "gpt2":
         activations = {"gelu_new": "gelu_tanh", "relu": "relu"}
         found |= {"norm_eps": theirs.layer_norm_epsilon, "mlp": activations[theirs.activation_function]}
