@@ -143,6 +143,20 @@ def moves(ptx: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def products_across_lanes(ptx: str) -> int:
+    """How often an unrounded product is added to another lane's: there lanes disagree in the last bit."""
+    came: set[str] = set()
+    count = 0
+    for line in ptx.splitlines():
+        if shuffle := re.match(r"\s*(?:@!?%p\d+\s+)?shfl\.sync\.\w+\.b32\s+(%\w+)", line):
+            came.add(shuffle[1])
+        elif (move := re.match(r"\s*mov\.b32\s+(%\w+), (%\w+);", line)) and move[2] in came:
+            came.add(move[1])
+        elif fused := re.match(r"\s*fma\.rn[.\w]*\.f32\s+%\w+, %\w+, %\w+, (%\w+);", line):
+            count += fused[1] in came
+    return count
+
+
 def early_reads(ptx: str) -> int:
     """How many reads of memory stand before the wait for the kernel before."""
     before = ptx.partition("griddepcontrol.wait")[0]
@@ -207,6 +221,7 @@ def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, An
                     "moves": moves(binary.asm["ptx"]),
                     "overlap": overlap,
                     "outputs": tiles_of(kwargs).get("BLOCK_N"),
+                    "products_across_lanes": products_across_lanes(binary.asm["ptx"]),
                     "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
                     "early_reads": early_reads(binary.asm["ptx"]),
                     "reductions": reductions(binary.asm["ttgir"]),

@@ -84,6 +84,11 @@ def check_all_fit(rows: list[dict[str, Any]], capability: int) -> None:
     assert [row for row in rows if row["shared"] > SHARED_LIMIT[capability]] == []
 
 
+def check_lanes_agree(rows: list[dict[str, Any]]) -> None:
+    """A sum over a warp's lanes is the same number in each: no kernel adds an unrounded product to it."""
+    assert [row for row in rows if row["products_across_lanes"]] == []
+
+
 def check_int8_products(rows: list[dict[str, Any]], least: int) -> list[dict[str, Any]]:
     """Numbers of 8 bits are multiplied by the tensor cores, into int32, and by nothing else; those rows."""
     found = [row for row in rows if row["case"].startswith(("both in 8 bits", "parts in 8 bits"))]

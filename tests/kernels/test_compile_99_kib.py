@@ -13,6 +13,7 @@ from tests.kernels.compile_report import (
     check_all_fit,
     check_int8_products,
     check_invariant_sums,
+    check_lanes_agree,
     compiled_for,
 )
 
@@ -32,6 +33,10 @@ def rows(capability: int, tmp_path_factory: pytest.TempPathFactory) -> list[dict
 
 def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]], capability: int) -> None:
     check_all_fit(rows, capability)
+
+
+def test_lanes_agree_on_their_sums(rows: list[dict[str, Any]]) -> None:
+    check_lanes_agree(rows)
 
 
 def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:

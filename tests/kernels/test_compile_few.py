@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.compile_report import LIMIT, check_all_fit, check_int8_products, compiled_for
+from tests.kernels.compile_report import (
+    LIMIT,
+    check_all_fit,
+    check_int8_products,
+    check_lanes_agree,
+    compiled_for,
+)
 
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 CASES = (
@@ -55,6 +61,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
     check_all_fit(rows, 90)
     assert [row for row in rows if row.get("spill_bytes", 0) > 16] == []
+
+
+def test_lanes_agree_on_their_sums(rows: list[dict[str, Any]]) -> None:
+    check_lanes_agree(rows)
 
 
 def test_what_starts_early_waits_for_its_input(rows: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from tests.kernels.compile_report import (
     check_all_fit,
     check_int8_products,
     check_invariant_sums,
+    check_lanes_agree,
     compiled_for,
 )
 
@@ -25,6 +26,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
     check_all_fit(rows, 80)
+
+
+def test_lanes_agree_on_their_sums(rows: list[dict[str, Any]]) -> None:
+    check_lanes_agree(rows)
 
 
 def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from tests.kernels.compile_report import (
     check_all_fit,
     check_int8_products,
     check_invariant_sums,
+    check_lanes_agree,
     compiled_for,
 )
 
@@ -26,6 +27,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
     check_all_fit(rows, 90)
+
+
+def test_lanes_agree_on_their_sums(rows: list[dict[str, Any]]) -> None:
+    check_lanes_agree(rows)
 
 
 def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:

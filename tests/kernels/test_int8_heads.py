@@ -67,6 +67,21 @@ def test_paged_attention(
         assert_heads(int8_heads(out, scales), attended, scales if static else None)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_the_scales_of_many_requests(head_dim: int, dtype: torch.dtype) -> None:
+    """A warp's lanes agree on each output, so that a scale from one lane is that of another's values."""
+    lengths = [index % 40 + 1 for index in range(128)]
+    case = paged_case(lengths, kv_heads=4, head_dim=head_dim, block_size=16, dtype=dtype, device="cuda")
+    q = normal(len(lengths), 4, head_dim, dtype=dtype, device="cuda")
+    arguments = (q, case.key_cache, case.value_cache, case.block_tables, case.seq_lens, 0.1, 64)
+    attended = paged_attention(*arguments)
+    out, scales = receivers(q, static=False)
+    paged_attention(*arguments, out=out, out_scales=scales)
+    assert_heads(int8_heads(out, scales), attended, None)
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)

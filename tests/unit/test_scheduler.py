@@ -631,7 +631,7 @@ def test_a_cache_without_reuse_counts_nothing() -> None:
 
 def test_a_request_keeps_its_first_count_of_cached_tokens() -> None:
     """Also after it was preempted, when it finds what it has computed itself."""
-    s = scheduler(blocks=6, budget=64)
+    s = scheduler(blocks=9, budget=64)
     requests = [request(name, 9, output=14, first=first) for name, first in (("a", 0), ("b", 50))]
     for one in requests:
         assert one.num_reused is None

@@ -15,6 +15,17 @@ from ingot.kernels.launch_overlap import start_next, wait_for_previous
 
 
 @triton.jit
+def rounded_product(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """a * b in fp32, rounded before anything is added to it.
+
+    The compiler would fuse a product with the first addition of a sum over the lanes of a warp. Each lane
+    then adds its own, unrounded product to the other's rounded one: their copies of the sum differ in the
+    last bit, and an output's scale may come from another lane than its values.
+    """
+    return tl.fma(a, b, 0.0)
+
+
+@triton.jit
 def merged_splits(
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
@@ -36,7 +47,7 @@ def merged_splits(
     )
     weights = tl.exp2(lse - tl.maximum(tl.max(lse, axis=0), LEAST_SCORE))
     total = tl.sum(weights, axis=0)
-    return tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    return tl.sum(rounded_product(partial, weights[:, None]), axis=0) / tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit

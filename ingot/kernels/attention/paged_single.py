@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.attention.int8_heads import store_heads
-from ingot.kernels.attention.paged_merge import arrive_last, merged_splits
+from ingot.kernels.attention.paged_merge import arrive_last, merged_splits, rounded_product
 from ingot.kernels.attention.score_exponents import LEAST_SCORE, softcapped
 from ingot.kernels.cache.cache_tile import held_rows, split_bounds
 from ingot.kernels.cache.int8_cache_values import query_words, widened, word_products, word_values
@@ -233,10 +233,10 @@ def paged_attention_single_kernel(
                                       NARROW, CAP, ASM)  # fmt: skip
     highest = tl.max(top, axis=0)
     weights = tl.exp2(top - highest)
-    total_all = tl.sum(total * weights, axis=0)
+    total_all = tl.sum(rounded_product(total, weights), axis=0)
     divisor = tl.where(total_all == 0.0, 1.0, total_all)
     # Without a key the tile is undefined, but a padding row must be zeros.
-    out = tl.where(total_all == 0.0, 0.0, tl.sum(acc * weights[:, None], axis=0) / divisor)
+    out = tl.where(total_all == 0.0, 0.0, tl.sum(rounded_product(acc, weights[:, None]), axis=0) / divisor)
     own = head + tl.arange(0, 1)
     this = request * num_heads + own
     if live == 1:
