@@ -50,6 +50,7 @@ class Verbs(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context; wrong flags of ``ingot`` itself are reported as those of verbs are."""
+        _open_closed_streams()
         try:
             return super().make_context(info_name, args, parent, **extra)
         except _UsageError as error:
@@ -168,6 +169,17 @@ for _panel, _verbs in _VERBS.items():
             app.add_typer(_verb, rich_help_panel=_panel)
         else:
             app.command(rich_help_panel=_panel)(_verb)
+
+
+def _open_closed_streams() -> None:
+    """Open a closed stdin, stdout or stderr on nothing. Else the next file that is opened would take its
+    number, and what a library prints would go into that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(nothing.fileno(), nothing.fileno() <= 2)
+            setattr(sys, name, nothing)
 
 
 def _forget_stdout() -> None:

@@ -4,29 +4,85 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from ingot.cli.terminal.signals import ends_once
 
+ENDINGS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 
-@pytest.mark.parametrize(
-    ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
-)
-@pytest.mark.parametrize("mangled", [False, True])
-def test_a_signal_ends_the_block(number: signal.Signals, ending: type[BaseException], mangled: bool) -> None:
-    def interrupted() -> None:
-        try:
-            os.kill(os.getpid(), number)
-        except BaseException:
-            if mangled:
-                raise ValueError("what native code made of it") from None
+
+def interrupted(number: signal.Signals, native: str) -> None:
+    """A signal whose exception native code passes on, replaces or drops."""
+    try:
+        os.kill(os.getpid(), number)
+    except BaseException:
+        if native == "replaces":
+            raise ValueError("what native code made of it") from None
+        if native == "passes on":
             raise
 
+
+@pytest.mark.parametrize(("number", "ending"), ENDINGS)
+@pytest.mark.parametrize("native", ["passes on", "replaces", "drops"])
+def test_a_signal_ends_the_block(number: signal.Signals, ending: type[BaseException], native: str) -> None:
     before = signal.getsignal(number)
     with pytest.raises(ending), ends_once():
-        interrupted()
+        interrupted(number, native)
     assert signal.getsignal(number) == before
+
+
+def test_a_second_signal_interrupts_where_the_first_was_dropped() -> None:
+    done = []
+
+    def work() -> None:
+        interrupted(signal.SIGINT, "drops")
+        done.append("went on")
+        interrupted(signal.SIGINT, "passes on")
+        done.append("the second was ignored")
+
+    with pytest.raises(KeyboardInterrupt), ends_once():
+        work()
+    assert done == ["went on"]
+
+
+@pytest.mark.parametrize("native", ["passes on", "replaces"])
+def test_a_second_signal_lets_clean_up_finish(native: str) -> None:
+    done = []
+
+    def work() -> None:
+        try:
+            interrupted(signal.SIGINT, native)
+        finally:
+            interrupted(signal.SIGINT, "passes on")
+            done.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt), ends_once():
+        work()
+    assert done == ["cleaned up"]
+
+
+@pytest.mark.parametrize(("number", "ending"), ENDINGS)
+def test_a_signal_while_pytorch_is_imported_is_not_lost(
+    number: signal.Signals, ending: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"""import os
+try:
+    os.kill(os.getpid(), {int(number)})
+    whole = True
+except BaseException:
+    whole = False
+"""
+    (tmp_path / "torch.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    done = []
+    with pytest.raises(ending), ends_once():
+        done.append("went on")
+    assert sys.modules["torch"].whole
+    assert not done
 
 
 def test_other_errors_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -14,26 +15,46 @@ _TERMINATED = 128 + signal.SIGTERM
 @contextmanager
 def ends_once() -> Iterator[None]:
     """End the block at the first Ctrl-C (KeyboardInterrupt) or SIGTERM (exit code 143); ignore later ones, so
-    that clean-up finishes. After a signal, any error is the interrupt: native code may replace its exception.
+    that clean-up finishes. After a signal, the block ends with the interrupt and with nothing else: native
+    code may replace its exception or drop it. One that was dropped is raised again by the next signal.
     """
     ending: list[BaseException] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
+        if ending and sys.exc_info()[1] is not None:
+            return  # clean-up is at work
         ending.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(_TERMINATED))
-        raise ending[0]
+        raise ending[-1]
 
-    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
+        early = _import_torch()
+        for each in before:
+            signal.signal(each, end)
+        if early is not None:
+            end(early, None)
         yield
+        if ending:
+            raise ending[-1]
     except Exception:
         if ending:
-            raise ending[0] from None
+            raise ending[-1] from None
         raise
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _import_torch() -> int | None:
+    """Import PyTorch; returns the signal that arrived meanwhile. PyTorch's native code imports NumPy, and
+    would drop the exception of a signal and go on without NumPy.
+    """
+    arrived: list[int] = []
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda number, frame: arrived.append(number))
+    import torch  # noqa: F401
+
+    return arrived[0] if arrived else None
 
 
 class StopOnInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -255,6 +256,31 @@ def test_points_survive_an_interrupt_and_a_line_that_was_cut_off(checkpoint: Pat
     record, tried = swept(checkpoint, tmp_path, batches=(1, 2))
     assert tried == [2]
     assert sizes(record["lines"][0]) == [1, 2]
+
+
+def test_a_full_disk_keeps_the_points(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(checkpoint, tmp_path, batches=(1,))
+    before = (tmp_path / POINTS).read_bytes()
+
+    def half(path: Path, text: str, **_: object) -> None:
+        path.write_bytes(text.encode()[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(ConfigError, match=r"cannot be written[\s\S]*No space") as refused:
+        swept(checkpoint, tmp_path, batches=(1, 2))
+    assert refused.value.field == "out"
+    assert (tmp_path / POINTS).read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == [POINTS]
+
+
+def test_a_folder_that_is_a_file_is_refused_by_its_flag(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "sweep").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written") as refused:
+        swept(checkpoint, tmp_path / "sweep", batches=(1,))
+    assert refused.value.field == "out"
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

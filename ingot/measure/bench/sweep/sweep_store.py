@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ingot.config.files.atomic_write import atomic_file
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 
@@ -24,14 +25,17 @@ class Store:
         """Make the folder and read its points, or with ``fresh`` discard them.
 
         Raises:
-            ConfigError: the points have other settings, or the file is damaged.
+            ConfigError: the points have other settings, the file is damaged, or the folder cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.records = [] if fresh else read_points(self.path)
-        for record in self.records:
-            check_same(record["settings"], settings, self.folder)
-        text = "".join(json.dumps(record) + "\n" for record in self.records)
-        self.path.write_text(text, encoding="utf-8")  # without a last line that was cut off
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.records = [] if fresh else read_points(self.path)
+            for record in self.records:
+                check_same(record["settings"], settings, self.folder)
+            with atomic_file(self.path) as part:  # without a last line that was cut off
+                part.write_text("".join(json.dumps(r) + "\n" for r in self.records), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("the sweep's folder cannot be written", seen=error, field="out") from None
 
     def add(self, record: Record) -> None:
         self.records.append(record)
