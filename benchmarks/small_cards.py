@@ -24,6 +24,7 @@ FILES = {"7B": "llama-7b.json", "14B": "qwen2.5-14b-like.json"}
 SHAPES = {name: str(Path(__file__).parent / "shapes" / file) for name, file in FILES.items()}
 CARDS_GIB = (8, 12, 16, 24)
 TOKENS = 1024
+HOST = {"embedding": "host"}
 INT8_CACHE = {"kv_dtype": "int8", "memory_fraction": 0.95}  # the largest fraction that plan offers
 # name: scheme, scheme of the head, values of RuntimeConfig
 SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -31,6 +32,8 @@ SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "w8a16": ("w8a16", "none", {}),
     "w4a16": ("w4a16", "none", {}),
     "w4a16, head in 8 bits": ("w4a16", "w8a16", {}),
+    "w4a16, embedding on the host": ("w4a16", "none", HOST),
+    "w4a16, head in 8 bits, embedding on the host": ("w4a16", "w8a16", HOST),
     "w4a16, int8 cache, memory_fraction 0.95": ("w4a16", "none", INT8_CACHE),
 }
 
@@ -101,7 +104,7 @@ def main() -> int:
     rows = [row(shape, name) for shape in SHAPES for name in SETTINGS]
     for one in rows:
         fits = ", ".join(f"{card['gib']} GiB {'yes' if card['fits'] else 'no'}" for card in one["cards"])
-        print(f"{one['shape']:4} {one['setting']:35} {one['needed'] / 1e9:6.2f} GB   {fits}")
+        print(f"{one['shape']:4} {one['setting']:45} {one['needed'] / 1e9:6.2f} GB   {fits}")
     if arguments.json:
         record = {
             "command": " ".join(sys.argv),

@@ -23,7 +23,7 @@ from ingot.engine.assembly import Assembly, build_config, check_max_seq_len, che
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.memory.ledger import MemorySetting
+from ingot.memory.ledger import MemorySetting, expect_own_embedding
 
 
 def read_setting(
@@ -43,7 +43,8 @@ def read_setting(
     default; an engine's may be changed too, as a build would. A CPU computes in fp32 unless ``dtype`` says
     otherwise.
 
-    Raises CheckpointError or EngineError where there is no such thing, ConfigError for a value out of range.
+    Raises CheckpointError or EngineError where there is no such thing, ConfigError for a value out of range,
+    or an embedding on the host that is also the head.
     """
     manifest = _manifest(name, dtype, max_batch_size, max_seq_len, revision)
     changes = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
@@ -58,7 +59,7 @@ def read_setting(
         else:
             check_samples(manifest.model, asked)
             asked.check_names(linears(model_of(manifest)))
-    return MemorySetting(
+    setting = MemorySetting(
         manifest.model,
         own if dtype == "auto" else dtype_name(parse_dtype(dtype)),
         build.max_batch_size,
@@ -68,6 +69,8 @@ def read_setting(
         quant=asked,
         runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
     )
+    expect_own_embedding(setting)
+    return setting
 
 
 def _manifest(

@@ -101,7 +101,7 @@ def random_decoder(
     quant.check_names(linears(model))
     setting = setting_of(Manifest(VERSION, config, build, quant), dtype, device, runtime)
     with on_device(device), explained(NO_ROOM, setting, device, own=0):
-        fill(model, random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
+        fill(model, random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype, runtime)
     return model
 
 

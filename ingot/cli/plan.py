@@ -64,6 +64,15 @@ class PlanFlags:
             metavar="auto|model|int8|fp8",
         ),
     ] = None
+    embedding: Annotated[
+        str | None,
+        option(
+            "Where the token embedding stays: device, or host, in pinned memory.",
+            shown="device",
+            panel=RARELY,
+            metavar="device|host",
+        ),
+    ] = None
     revision: Revision = None
     as_json: AsJson = False
 

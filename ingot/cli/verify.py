@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.options.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
-from ingot.cli.options.limit_flags import PANEL, MemoryFraction
+from ingot.cli.options.limit_flags import PANEL, Embedding, MemoryFraction
 from ingot.cli.terminal.console import print_facts, print_json, stdout
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.cli.terminal.step_list import status_shown
@@ -30,6 +30,7 @@ def verify(
     device: Device = None,
     threads: Threads = None,
     memory_fraction: MemoryFraction = None,
+    embedding: Embedding = None,
     batch_invariant: Annotated[bool, option(_BITS, "--batch-invariant", panel=PANEL)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +44,8 @@ def verify(
         from ingot.proof.verify_engine import verify
 
         set_threads(threads)
-        runtime = RuntimeConfig(**given(memory_fraction=memory_fraction), batch_invariant=batch_invariant)
+        values = given(memory_fraction=memory_fraction, embedding=embedding)
+        runtime = RuntimeConfig(**values, batch_invariant=batch_invariant)
         found = verify(engine, runtime=runtime, **given(device=device, source=source, progress=progress))
     if as_json:
         print_json(found.to_json())

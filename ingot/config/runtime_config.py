@@ -11,6 +11,7 @@ from ingot.errors import ConfigError
 
 _MOST_BLOCK = 4096
 KV_DTYPES = ("auto", *BUILT_KV_DTYPES)
+EMBEDDINGS = ("device", "host")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class RuntimeConfig(JsonConfig):
             chunks, after a preemption, or on cached prefixes; slower (docs/numerics.md).
         kv_dtype: dtype of the KV cache: ``model``, the dtype of arithmetic; ``int8`` or ``fp8`` (e4m3), with
             one scale per token and head of keys and of values (docs/quantization.md); ``auto``, as built.
+        embedding: where the token embedding is kept: ``device``, or ``host``: in pinned memory, from which a
+            GPU reads the rows of a step's tokens, so that it has room for more; answers stay the same to the
+            bit. Not where the head is the embedding. A CPU has it in its memory anyway.
         encoder_budget: most positions that one step encodes, on a GPU inputs of one shape at once; a longer
             input takes a step's budget alone.
         encoder_positions: size of the encoder cache in positions; None: what a full batch of longest inputs
@@ -62,6 +66,7 @@ class RuntimeConfig(JsonConfig):
     run_ahead: bool = True
     batch_invariant: bool = False
     kv_dtype: Literal["auto", "model", "int8", "fp8"] = "auto"
+    embedding: Literal["device", "host"] = "device"
     encoder_budget: int = 12288
     encoder_positions: int | None = None
 
@@ -88,6 +93,9 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError(
                 "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), field="kv_dtype"
             )
+        if self.embedding not in EMBEDDINGS:
+            what, allowed = "unknown place of the embedding", ", ".join(EMBEDDINGS)
+            raise ConfigError(what, seen=self.embedding, allowed=allowed, field="embedding")
 
     def of_engine(self, kv_dtype: Literal["model", "int8", "fp8"]) -> Self:
         """The config with ``auto`` replaced by the ``kv_dtype`` that an engine was built for."""

@@ -26,8 +26,9 @@ from ingot.engine.plan_file import plan_here
 from ingot.engine.proof_file import read_proof
 from ingot.errors import ConfigError
 from ingot.layers.decoder import Decoder
+from ingot.layers.embedding import pinned
 from ingot.layers.linear import loaded_dtype
-from ingot.memory.ledger import MemorySetting
+from ingot.memory.ledger import MemorySetting, expect_own_embedding
 from ingot.memory.memory_error import explained
 
 _log = logging.getLogger(__name__)
@@ -60,9 +61,11 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
 def setting_of(
     manifest: Manifest, dtype: torch.dtype, device: torch.device, runtime: RuntimeConfig | None = None
 ) -> MemorySetting:
-    """An engine's setting for the memory ledger; ``runtime`` None: the defaults."""
+    """An engine's setting for the memory ledger; ``runtime`` None: the defaults. Raises ConfigError where an
+    embedding that is the head is to stay on the host.
+    """
     build = manifest.build
-    return MemorySetting(
+    setting = MemorySetting(
         manifest.model,
         dtype_name(dtype),
         build.max_batch_size,
@@ -72,6 +75,8 @@ def setting_of(
         quant=manifest.quant,
         runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
     )
+    expect_own_embedding(setting)
+    return setting
 
 
 def lowered(
@@ -132,7 +137,7 @@ def load_engine(
         read_proof(folder)  # it names the hash of the manifest
         stored = ((name, read(name)) for name in expected)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
-            fill(model, stored, device, compute)
+            fill(model, stored, device, compute, runtime)
     return Engine(manifest, model, text, plan, device, compute)
 
 
@@ -170,19 +175,29 @@ def engine_in_memory(
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
-            fill(assembly.model, assembly.tensors(source, device), device, compute)
+            fill(assembly.model, assembly.tensors(source, device), device, compute, runtime)
     return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
 
 
 def fill(
-    model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
+    model: Decoder,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    device: torch.device,
+    dtype: torch.dtype,
+    runtime: RuntimeConfig | None = None,
 ) -> None:
-    """Put weights into an empty model, cast to ``dtype`` unless their scheme has its own."""
+    """Put weights into an empty model, cast to ``dtype`` unless their scheme has its own; of a GPU's model
+    the embedding goes where ``runtime`` keeps it.
+    """
+    on_host = device.type == "cuda" and runtime is not None and runtime.embedding == "host"
     for name, tensor in tensors:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         wanted = loaded_dtype(module, leaf, tensor.dtype, dtype)
-        own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
+        if on_host and module is model.embed_tokens:
+            own = pinned(cast_weight(name, tensor, wanted))
+        else:
+            own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
         setattr(module, leaf, nn.Parameter(own, requires_grad=False))
     model.tie()
     if model.rotary is not None:

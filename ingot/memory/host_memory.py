@@ -99,13 +99,15 @@ def host_ledger(setting: MemorySetting) -> HostBytes:
     """Memory and disk of the host for building and loading.
 
     A build maps one shard, which Hugging Face cuts at 5 GB, and holds the largest weight as it was read,
-    joined and cast. A load maps the engine's file and holds one weight; on a CPU all of them stay.
+    joined and cast. A load maps the engine's file and holds one weight; on a CPU all of them stay, for a GPU
+    an embedding on the host.
     """
     config, quant, on_gpu = setting.model, setting.quant, setting.device == "cuda"
     stored, loaded = parse_dtype(setting.stored_dtype or setting.dtype), parse_dtype(setting.dtype)
     disk = sum(weight_bytes(config, quant, stored).values()) + _SMALL_FILES_BYTES
     stay = 0 if on_gpu else sum(weight_bytes(config, quant, loaded).values())
     process = PROCESS_BYTES if on_gpu else CPU_PROCESS_BYTES
+    stay += _pinned_bytes(setting.host_embedding_bytes)
     return HostBytes(
         build_memory=process + 2 * largest_weight_bytes(config, stored),
         build_mapped=min(disk, _SHARD_BYTES),
@@ -113,3 +115,8 @@ def host_ledger(setting: MemorySetting) -> HostBytes:
         load_memory=process + stay + largest_weight_bytes(config, loaded),
         load_mapped=disk,
     )
+
+
+def _pinned_bytes(size: int) -> int:
+    """What PyTorch's allocator of pinned memory takes for so many bytes: a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0

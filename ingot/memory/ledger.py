@@ -15,6 +15,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.units import size_text
 from ingot.device import parse_dtype
+from ingot.errors import ConfigError
 from ingot.layers.rotary import RotaryTable
 from ingot.memory.memory_sizes import (
     CPU_PROCESS_BYTES,
@@ -68,6 +69,19 @@ class MemorySetting(JsonConfig):
     def blocks_per_request(self) -> int:
         """Cache blocks of a request of ``max_seq_len`` tokens."""
         return -(-self.max_seq_len // self.runtime.block_size)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head's weight is the embedding, as of ``Decoder``."""
+        quant = self.quant
+        return self.model.tie_word_embeddings and quant.head == "none" and not quant.rotation
+
+    @property
+    def host_embedding_bytes(self) -> int:
+        """Bytes of the token embedding that a GPU reads from the host; 0: it is on the device."""
+        if self.device == "cpu" or self.runtime.embedding == "device" or self.tied:
+            return 0
+        return self.model.vocab_size * self.model.hidden_size * parse_dtype(self.dtype).itemsize
 
     @property
     def encoder_blocks(self) -> int:
@@ -223,6 +237,22 @@ class Ledger:
 UNCLAIMED = "unclaimed"
 
 
+def expect_own_embedding(setting: MemorySetting) -> None:
+    """Raise unless the embedding may stay where the runtime keeps it.
+
+    Raises:
+        ConfigError: it is to stay on the host, and is the head too, which every step multiplies by.
+    """
+    if setting.device == "cuda" and setting.runtime.embedding == "host" and setting.tied:
+        raise ConfigError(
+            "the embedding cannot stay on the host: it is also the head",
+            seen="embedding host, and a head that is tied",
+            allowed="device",
+            field="embedding",
+            fix="leave out `embedding`, or `ingot build` with `head`: a head of its own, in 8 bits",
+        )
+
+
 def ledger(
     setting: MemorySetting, capacity: Capacity | None = None, weights: Mapping[str, int] | None = None
 ) -> Ledger:
@@ -250,7 +280,10 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
         note = setting.dtype if own == "none" else f"{setting.dtype}, {own}"
         if kind == "head" and model.tie_word_embeddings and own == "none":
             note = "tied: the embedding's"
-        yield LedgerItem("weights", kind, size, note)
+        on_host = setting.host_embedding_bytes if kind == "embedding" else 0
+        if on_host:
+            note = f"{size_text(on_host)} on the host"
+        yield LedgerItem("weights", kind, size - on_host, note)
     table = 0 if model.rope is None else RotaryTable.table_bytes(model.rope, setting.max_seq_len)
     yield LedgerItem("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
     blocks = setting.wanted_blocks

@@ -155,6 +155,9 @@ class _Search:
                 note = "leaves less for other processes"
                 yield self.fix(changed, {"memory_fraction": value}, "headroom", note)
                 break
+        changed = setting.replace(runtime=runtime.replace(embedding="host"))
+        if _reached(self.bill(changed), self.goal):  # never where it is there, or may not go
+            yield self.fix(changed, {"embedding": "host"}, "speed", _HOST)
         for way in _ways(setting):
             steps = self.largest(
                 lambda n, w=way: w.change(setting, n * w.step),  # type: ignore[misc]
@@ -238,6 +241,7 @@ class _Search:
         return Fix(changes, where_of(changes), cost, note, needed, bill.usable or 0, changed)
 
 
+_HOST = "each step reads its tokens' rows of the embedding from pinned host memory"
 _CHUNKS = "prompts are computed in smaller chunks"
 _KV_QUALITY = "keys and values in 8 bits: measure with `ingot eval`"
 _QUALITY = "fewer bits per weight: measure with `ingot eval`"

@@ -11,7 +11,7 @@ import torch
 from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
-from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import (
     ENCODED_AT_ONCE,
@@ -37,11 +37,12 @@ def weight_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) 
 
 
 class _Product(NamedTuple):
-    """A linear layer's shape and how it is stored."""
+    """A linear layer's shape and how it is stored; ``head``: it has the rows of logits alone."""
 
     out_features: int
     in_features: int
     scheme: LinearScheme
+    head: bool
 
 
 class _Contents(NamedTuple):
@@ -73,7 +74,9 @@ def _counted(
         elif kind == "norms" and ".mlp." in name:
             kind = "mlp"
         weights[kind] += tensor.nbytes
-    products = (_Product(m.out_features, m.in_features, m.scheme) for m in linears(model).values())
+    products = (
+        _Product(m.out_features, m.in_features, m.scheme, name == HEAD) for name, m in linears(model).items()
+    )
     return _Contents(weights, tuple(dict.fromkeys(p for p in products if not p.scheme.dense)))
 
 
@@ -122,8 +125,9 @@ def activation_bytes(
     too: one more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, a copy of
     the request's keys and values, and scores where they have a softcap.
 
-    On top comes the largest workspace of a quantized product (``quant``): a widened weight, on a CPU a piece
-    of it with its temporaries; or an input in 8 bits with its scales, and a weight of 4 bits as int8.
+    On top of the layers and of the head comes the largest workspace of their quantized products (``quant``):
+    a widened weight, on a CPU a piece of it with its temporaries; or an input in 8 bits with its scales, and
+    a weight of 4 bits as int8. The head has L rows, so few that it is multiplied as it is stored.
     """
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     rows = most_logits(runtime.token_budget, max_batch_size)
@@ -144,18 +148,26 @@ def activation_bytes(
         if runtime.kv_dtype in NARROW_CACHES:  # widened keys and values
             elements.append(2 * h + 2 * q + 4 * k)
     size, wanted, logits = dtype.itemsize, rows * h, rows * config.vocab_size
-    most = max(
-        int(max(elements) * tokens * size),
+    own = {True: 0, False: 0}  # the largest workspace of the head and of other products
+    encoded = 0 if config.encoder is None else config.encoder.max_positions
+    # Speech has a probe beside each request's own row, and decodes may be more than a chunk's logits.
+    probed = max(rows, max_batch_size * (2 if config.crosses else 1))
+    for out_features, in_features, stored, head in _narrow(config, quant, dtype):
+        scheme = stored.batch_invariant() if runtime.batch_invariant else stored
+        most_rows = probed if head else max(tokens, encoded)
+        found = scheme.workspace_bytes(out_features, in_features, most_rows, dtype, kernels=kernels)
+        own[head] = max(own[head], found)
+    return max(
+        int(max(elements) * tokens * size) + own[False],
         (tokens * h + wanted) * size,
-        (wanted + logits) * size,
+        (wanted + logits) * size + own[True],
         0 if size == 4 else logits * (size + 4),
     )
-    narrow = () if quant is None or quant.dense else _contents(config, quant, dtype).narrow
-    workspaces = (
-        one.scheme.workspace_bytes(one.out_features, one.in_features, tokens, dtype, kernels=kernels)
-        for one in narrow
-    )
-    return most + max(workspaces, default=0)
+
+
+def _narrow(config: DecoderConfig, quant: QuantConfig | None, dtype: torch.dtype) -> tuple[_Product, ...]:
+    """The quantized linear layers, one of each shape and scheme."""
+    return () if quant is None or quant.dense else _contents(config, quant, dtype).narrow
 
 
 def _reference_elements(config: DecoderConfig, padding: float) -> Iterator[float]:

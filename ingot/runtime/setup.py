@@ -15,7 +15,7 @@ from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.invariance import make_batch_invariant
 from ingot.layers.step_layout import StepLayout
-from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, ledger
+from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, expect_own_embedding, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
@@ -47,6 +47,7 @@ def make_executor(
     Without ``grammars`` no request may bring one.
 
     Raises:
+        ConfigError: the embedding is to stay on the host, and is the head too.
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
     """
     if config.batch_invariant:
@@ -61,7 +62,11 @@ def make_executor(
         runtime=config,
     )
     what = "the weights leave too little device memory to run"
-    own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    expect_own_embedding(setting)
+    if setting.host_embedding_bytes:  # a model that was loaded for another runtime has it on the device
+        model.embed_tokens.keep_on_host()
+    tensors = (*model.parameters(), *model.buffers())
+    own = sum(tensor.nbytes for tensor in tensors if tensor.device.type == device.type)
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import engine_in_memory
 from tests.e2e.mixed import GREEDY, PROMPTS, TEXTS, Make, ids_of, mixed_params
 
 
@@ -38,6 +40,33 @@ class TestCuda:
         assert graphs.executor.runner.graphs is not None
         assert len(graphs.executor.runner.graphs._captured) > 2
         assert eager.executor.runner.graphs is None
+
+    @pytest.mark.parametrize("kind", ["llama", "window"])
+    @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+    def test_an_embedding_on_the_host_gives_the_same_answers(
+        self, make: Make, kind: str, graphs: bool
+    ) -> None:
+        near, far = (
+            make(kind, "cuda", dtype="fp16", cuda_graphs=graphs, **way) for way in ({}, {"embedding": "host"})
+        )
+        weight = far.engine.model.embed_tokens.weight
+        assert weight.is_pinned()
+        assert near.engine.model.embed_tokens.weight.is_cuda
+        params = mixed_params(len(PROMPTS))
+        assert ids_of(far.generate(PROMPTS, params)) == ids_of(near.generate(PROMPTS, params))
+        assert np.array_equal(far.logits(PROMPTS[-1]).cpu(), near.logits(PROMPTS[-1]).cpu())
+
+    def test_an_embedding_moves_to_the_host_when_an_engine_is_loaded_already(
+        self, make: Make, folders: dict[str, Path]
+    ) -> None:
+        expected = make("llama", "cuda").logits(PROMPTS[4])
+        limits = {"max_batch_size": 8, "max_seq_len": 128}
+        engine = engine_in_memory(folders["llama"], torch.device("cuda", 0), "fp32", **limits)
+        assert engine.model.embed_tokens.weight.is_cuda
+        runtime = RuntimeConfig(embedding="host", cache_tokens=2048, block_size=16)
+        with LLM.of_engine(engine, runtime) as far:
+            assert engine.model.embed_tokens.weight.is_pinned()
+            assert np.array_equal(far.logits(PROMPTS[4]).cpu(), expected.cpu())
 
     def test_ids_are_the_cpus(self, make: Make) -> None:
         params = mixed_params(len(PROMPTS))

@@ -24,6 +24,7 @@ from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTab
 from ingot.kernels.sampling.token_draw import draw, greedy
 from ingot.kernels.sampling.token_penalties import BiasTable, penalize
 from ingot.kernels.weight.dequantize import dequantize
+from ingot.kernels.weight.host_rows import host_rows
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 from tests.kernels.flat_calls import (
     invariant_attention_triton,
@@ -186,6 +187,10 @@ def widened(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, 
     launched(dequantize)(in_bits(bits, 12288, width, group, zeros, dtype), dtype)
 
 
+def gathered(dtype: torch.dtype, width: int) -> None:
+    launched(host_rows)(empty(32000, width, dtype=dtype), empty(8, dtype=LONG))
+
+
 def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:
     index, outputs = empty(rows, dtype=torch.int64), (32 + 2 * kv_heads) * head_dim
     cache, norm = empty(100, kv_heads, 64, head_dim, dtype=dtype), empty(4096, dtype=dtype)
@@ -340,6 +345,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "dequantize 8 bits fp16": lambda: widened(HALF, 8),
     "dequantize 4 bits bf16 by 128 with zeros": lambda: widened(BRAIN, 4, 128, True, 11008),
     "dequantize 4 bits fp32 by 32": lambda: widened(FULL, 4, 32, False, 1000),
+    "host rows 4096 fp16": lambda: gathered(HALF, 4096),
+    "host rows 1000 fp32": lambda: gathered(FULL, 1000),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 

@@ -29,6 +29,7 @@ KERNELS = {
     "dequantize_kernel",
     "expand_int8_kernel",
     "gptq_block_kernel",
+    "host_rows_kernel",
     "int8_matmul_kernel",
     "invariant_attention_kernel",
     "invariant_linear_kernel",

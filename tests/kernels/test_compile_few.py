@@ -38,6 +38,7 @@ CASES = (
     "invariant_linear 1 fp16",
     "invariant attention 32x128 fp16",
     "dequantize 8 bits fp16",
+    "host rows 4096 fp16",
     "8 bits 8 fp16 overlapping",
     "straight in 8 bits 16 bf16",
     "many rows in 8 bits 128 fp16",

@@ -103,6 +103,7 @@ def test_a_gpu_is_named_by_its_number() -> None:
             cache_tokens=4096,
             token_budget=512,
             kv_dtype="int8",
+            embedding="host",
             batch_invariant=True,
         ),
     ],

@@ -12,7 +12,7 @@ from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError
 from ingot.serve.engine_calls.process_protocol import LoadEngine
 
-_RUNTIME = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
+_RUNTIME = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "embedding", "batch_invariant")
 _WORDS = {"true": True, "false": False}
 
 
@@ -39,6 +39,7 @@ class Settings:
     cache_tokens: int | None = None
     token_budget: int | None = None
     kv_dtype: str | None = None
+    embedding: str | None = None
     batch_invariant: bool = False
     threads: int | None = None
 

@@ -28,6 +28,7 @@ from ingot.cli.options.limit_flags import (
     PANEL,
     BatchInvariant,
     CacheTokens,
+    Embedding,
     KvDtype,
     MemoryFraction,
     TokenBudget,
@@ -98,6 +99,7 @@ class SideFlags(ModelFlags, ComparedFlags):
     ] = None
     cache_tokens: CacheTokens = None
     token_budget: TokenBudget = None
+    embedding: Embedding = None
     batch_invariant: BatchInvariant = False
 
 

@@ -29,7 +29,14 @@ from ingot.cli.options.flags import (
     set_threads,
     writable_file,
 )
-from ingot.cli.options.limit_flags import KvDtype, MemoryFraction, TokenBudget, max_seq_len, runtime_values
+from ingot.cli.options.limit_flags import (
+    Embedding,
+    KvDtype,
+    MemoryFraction,
+    TokenBudget,
+    max_seq_len,
+    runtime_values,
+)
 from ingot.cli.options.transcribe_flags import transcribe_flags_at
 from ingot.cli.terminal.console import command_line, finite, json_text, print_json, print_report, stdout
 from ingot.cli.terminal.step_list import bar_shown
@@ -109,6 +116,7 @@ class EvalFlags:
     memory_fraction: MemoryFraction = None
     token_budget: TokenBudget = None
     kv_dtype: KvDtype = None
+    embedding: Embedding = None
     device: Device = None
     threads: Threads = None
 

@@ -40,6 +40,10 @@ _KV_DTYPE = (
     "Dtype of the KV cache: int8 or fp8 (half the bytes of 16 bits, at some cost in quality), model (the "
     "compute dtype), or auto: as built."
 )
+_EMBEDDING = (
+    "Where the token embedding stays: device, or host: in pinned memory that the GPU reads, with the same "
+    "answers (docs/memory.md)."
+)
 MemoryFraction = Annotated[float | None, memory_fraction(PANEL)]
 CacheTokens = Annotated[int | None, cache_tokens(PANEL, _CACHE)]
 TokenBudget = Annotated[int | None, token_budget(PANEL)]
@@ -47,6 +51,7 @@ MaxBatchSize = Annotated[int | None, option(_STEP, shown="as built", panel=PANEL
 MaxSeqLen = Annotated[int | None, option(_LENGTH, shown="as built", panel=PANEL, min=1)]
 BatchInvariant = Annotated[bool, option(_INVARIANT, "--batch-invariant", panel=PANEL)]
 KvDtype = Annotated[str | None, option(_KV_DTYPE, shown="auto", panel=PANEL, metavar="auto|model|int8|fp8")]
+Embedding = Annotated[str | None, option(_EMBEDDING, shown="device", panel=PANEL, metavar="device|host")]
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Limits:
     max_batch_size: MaxBatchSize = None
     max_seq_len: MaxSeqLen = None
     kv_dtype: KvDtype = None
+    embedding: Embedding = None
     batch_invariant: BatchInvariant = False
 
     def arguments(self) -> dict[str, Any]:
@@ -82,6 +88,6 @@ class Limits:
 
 def runtime_values(flags: Any) -> dict[str, Any]:
     """The fields of ``RuntimeConfig`` that the flags give."""
-    names = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
+    names = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "embedding", "batch_invariant")
     values = {name: getattr(flags, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}

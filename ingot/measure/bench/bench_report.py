@@ -63,6 +63,7 @@ def _who(side: Record) -> str:
     modes = ["batch invariant"] if spec.get("batch_invariant") else []
     kv_dtype = spec.get("kv_dtype")
     modes += [f"{kv_dtype} KV cache"] if kv_dtype in NARROW_KV_DTYPES else []
+    modes += ["embedding on the host"] if spec.get("embedding") == "host" else []
     return ", ".join([str(side["name"]), *modes])
 
 

@@ -41,6 +41,7 @@ class SideSpec(JsonConfig):
         max_seq_len: None: an engine's, or a checkpoint's own, at most 8192.
         memory_fraction, token_budget, cache_tokens: for Ingot; None: the library's default.
         kv_dtype: of the KV cache, as in ``RuntimeConfig``; not for ``hf``.
+        embedding: where it is kept, as in ``RuntimeConfig``; not for ``hf``.
         random_weights: a config.json or its folder, to fill with random weights.
         max_batch_size: requests in one step; for ``hf`` the rows of one padded batch; not for an engine.
         engine_batch_size: requests in one step of an engine; None: as many as it was built for.
@@ -58,6 +59,7 @@ class SideSpec(JsonConfig):
     memory_fraction: float | None = None
     token_budget: int | None = None
     kv_dtype: str = "auto"
+    embedding: str = "device"
     random_weights: str | None = None
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     engine_batch_size: int | None = None
@@ -82,7 +84,7 @@ class SideSpec(JsonConfig):
     def runtime(self) -> RuntimeConfig:
         names = ("memory_fraction", "token_budget", "cache_tokens", "batch_invariant", "prefix_reuse")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return RuntimeConfig(kv_dtype=self.kv_dtype, **values)  # type: ignore[arg-type]
+        return RuntimeConfig(kv_dtype=self.kv_dtype, embedding=self.embedding, **values)  # type: ignore[arg-type]
 
     def config(self) -> DecoderConfig:
         """The model's config, without reading weights; an IngotError if that fails."""
@@ -95,7 +97,7 @@ class SideSpec(JsonConfig):
 def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec:
     """The spec of ``hf`` (in padded batches), ``hf:CHECKPOINT``, or an engine or checkpoint."""
     is_class, path = against_parts(against)
-    plain = spec.replace(dtype=dtype, quant="none", kv_dtype="auto")
+    plain = spec.replace(dtype=dtype, quant="none", kv_dtype="auto", embedding="device")
     if is_class:
         source = path or spec.path
         return plain.replace(path=source, kind=HUGGINGFACE, max_batch_size=batch, name="huggingface")

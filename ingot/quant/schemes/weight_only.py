@@ -16,6 +16,7 @@ from ingot.kernels.kernel_checks import runs_on_gpu
 from ingot.kernels.product.few_rows.small_linear import small_linear
 from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, takes_packed
+from ingot.kernels.tiles.packed_tiles import MAX_SPLITS, SPLIT_OUTPUTS
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import (
@@ -138,6 +139,16 @@ class WeightOnly(LinearScheme):
             return packed_matmul(rows, weight, bias).view(*x.shape[:-1], -1)
         return F.linear(x, dequantize(weight, x.dtype), bias)
 
+    def workspace_bytes(
+        self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
+    ) -> int:
+        """On a GPU of up to ``PACKED_ROWS`` rows no widened weight, but at most ``MAX_SPLITS`` parts of the
+        sums and the sums themselves, in fp32.
+        """
+        if not kernels or not (tokens <= MAX_ROWS or takes_packed(tokens, dtype)):
+            return super().workspace_bytes(out_features, in_features, tokens, dtype, kernels=kernels)
+        return (MAX_SPLITS + 1) * tokens * out_features * 4 if out_features <= SPLIT_OUTPUTS else 0
+
     def _aligned(self, x: torch.Tensor, tensors: Tensors) -> tuple[StoredWeight, torch.Tensor]:
         """The weight as it is stored and the input with its columns in the same order."""
         weight = self.stored(tensors, x.shape[-1])
@@ -153,6 +164,12 @@ class InvariantWeightOnly(WeightOnly):
     """Every weight is widened into a temporary, in every step, for the invariant product: right and slow."""
 
     small_products = False
+
+    def workspace_bytes(
+        self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
+    ) -> int:
+        """The widened weight, whatever the rows."""
+        return LinearScheme.workspace_bytes(self, out_features, in_features, tokens, dtype, kernels=kernels)
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         weight, x = self._aligned(x, tensors)
