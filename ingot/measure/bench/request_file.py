@@ -24,16 +24,22 @@ Count = Callable[[str], int]
 Encode = Callable[[str], Sequence[int]]
 
 
-def read_records(path: Path) -> list[Any]:
-    """The records of a file: a list in ``.json`` or behind a bracket, else one record per line.
-
-    Raises:
-        ConfigError: the file cannot be read, is empty, or is not JSON; it names the first bad record.
-    """
+def read_requests(path: Path) -> bytes:
+    """The bytes of a file, which may be a pipe: it is read once. Raises ConfigError if it cannot be read."""
     try:
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from None
+
+
+def records_of(path: Path, raw: bytes) -> list[Any]:
+    """The records in the bytes of a file: a list in ``.json`` or behind a bracket, else one record per line.
+
+    Raises:
+        ConfigError: the file is empty, or is not JSON; it names the first bad record.
+    """
+    try:
+        text = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
         raise _unreadable(path, f"not UTF-8: {error}") from None
     if not text.strip():

@@ -10,7 +10,15 @@ from typing import Any
 
 from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
-from ingot.measure.bench.request_file import Count, Encode, gives_lengths, read_records, request_of
+from ingot.measure.bench.request_file import (
+    SHAPES,
+    Count,
+    Encode,
+    gives_lengths,
+    read_requests,
+    records_of,
+    request_of,
+)
 from ingot.measure.side.token_load import Ask, TokenLoad, check_counts
 
 # The same filters as vLLM's serving benchmark, so that figures compare.
@@ -59,7 +67,7 @@ def sharegpt_load(
     most = _MOST_TOTAL if longest is None else min(_MOST_TOTAL, longest)
     asks: list[Ask] = []
     left_out: Counter[str] = Counter()
-    for item in read_records(path):
+    for item in records_of(path, read_requests(path)):
         if count is not None and len(asks) == count:
             break
         ask = request_of(item, lambda text: len(encode(text)))
@@ -76,19 +84,22 @@ def sharegpt_load(
     return TokenLoad(path.name, tuple(asks), dict(left_out))
 
 
-def limited_load(path: Path, count: Count, limits: RequestLimits) -> tuple[TokenLoad, int]:
+def limited_load(path: Path, raw: bytes, count: Count, limits: RequestLimits) -> tuple[TokenLoad, int]:
     """The lengths of requests within ``limits``, in the order drawn, and how many of their answers were cut.
 
     ``left_out`` counts, by reason, the records that were drawn and not taken.
 
+    Args:
+        raw: the bytes of the file.
+
     Raises:
-        ConfigError: the file cannot be read, has another shape, or nothing of it is within the limits.
+        ConfigError: the file has another shape, or nothing of it is within the limits.
     """
-    records = read_records(path)
+    records = records_of(path, raw)
     random.Random(limits.seed).shuffle(records)
     asks: list[Ask] = []
     left_out: Counter[str] = Counter()
-    cut = 0
+    cut, too_long = 0, False
     for record in records:
         if len(asks) == limits.sample:
             break
@@ -96,12 +107,13 @@ def limited_load(path: Path, count: Count, limits: RequestLimits) -> tuple[Token
         why = _refused(record, ask, limits.max_prompt)
         if why is not None or ask is None:
             left_out[why or _NO_PAIR] += 1
+            too_long |= ask is not None and ask.prompt_tokens > limits.max_prompt
             continue
         cut += ask.new_tokens > limits.max_new
         asks.append(Ask(ask.prompt_tokens, min(ask.new_tokens, limits.max_new)))
     if not asks:
         allowed = f"prompts of at most {limits.max_prompt} tokens"
-        fix = "a larger `max_prompt`" if left_out else "a file that has requests"
+        fix = "a larger `max_prompt`" if too_long else f"a file of {SHAPES}"
         raise _nothing(path, left_out, allowed, ("requests", "max_prompt"), fix)
     return TokenLoad(path.name, tuple(asks), dict(left_out)), cut
 

@@ -4,7 +4,9 @@ that throughput and ratios follow from the seconds.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,7 +21,7 @@ from tokenizers.trainers import BpeTrainer
 
 from ingot.building.builder import build
 from ingot.errors import ConfigError, IngotError
-from ingot.measure.bench.request_file import read_records
+from ingot.measure.bench.request_file import read_requests, records_of
 from ingot.measure.bench.sharegpt import RequestLimits, by_characters, limited_load
 from ingot.measure.bench.sweep import sweep_session as sweeps
 from ingot.measure.bench.sweep.request_load import RequestLoad, measure_requests, read_request_load
@@ -82,13 +84,17 @@ def written(tmp_path: Path, text: str, name: str = "requests.jsonl") -> Path:
     return path
 
 
+def taken(path: Path, limits: RequestLimits) -> tuple[TokenLoad, int]:
+    return limited_load(path, read_requests(path), by_characters, limits)
+
+
 # --- which requests --------------------------------------------------------------------------------------
 
 
 def test_long_prompts_are_left_out_and_long_answers_cut(tmp_path: Path) -> None:
     pairs = [(10, 20), (11, 4), (10, 21), (3, 9), (4, 4)]
     path = written(tmp_path, json.dumps([*(of_lengths(*pair) for pair in pairs), {"other": 1}, "text"]))
-    load, cut = limited_load(path, by_characters, RequestLimits(max_prompt=10, max_new=20))
+    load, cut = taken(path, RequestLimits(max_prompt=10, max_new=20))
     assert sorted(load.asks, key=lambda ask: ask.prompt_tokens) == [Ask(4, 4), Ask(10, 20), Ask(10, 20)]
     assert cut == 1
     assert load.left_out == {
@@ -102,7 +108,7 @@ def test_a_seed_draws_the_same_requests_and_another_seed_others(tmp_path: Path) 
     path = written(tmp_path, json.dumps([of_lengths(n, 4) for n in range(4, 104)]))
 
     def drawn(seed: int, sample: int = 10) -> tuple[Ask, ...]:
-        return limited_load(path, by_characters, RequestLimits(sample=sample, seed=seed))[0].asks
+        return taken(path, RequestLimits(sample=sample, seed=seed))[0].asks
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -123,13 +129,13 @@ def test_lines_lists_and_given_lengths_are_the_same_requests(tmp_path: Path) -> 
         "d.jsonl": "\n".join(json.dumps({"prompt_tokens": p, "new_tokens": n}) for p, n in pairs),
     }
     for name, text in texts.items():
-        load, _ = limited_load(written(tmp_path, text, name), by_characters, RequestLimits())
+        load, _ = taken(written(tmp_path, text, name), RequestLimits())
         assert sorted(load.asks, key=lambda ask: ask.prompt_tokens) == [Ask(*pair) for pair in pairs], name
     wrong = [
         {"prompt_tokens": 1, "new_tokens": 1},
         *({"prompt_tokens": 5, "new_tokens": n} for n in (0, True, "3")),
     ]
-    load, _ = limited_load(written(tmp_path, json.dumps(wrong)), by_characters, RequestLimits())
+    load, _ = taken(written(tmp_path, json.dumps(wrong)), RequestLimits())
     assert load == TokenLoad("requests.jsonl", (Ask(1, 1),), {"without lengths of at least 1": 3})
 
 
@@ -161,7 +167,8 @@ def test_a_file_without_requests_says_why(tmp_path: Path) -> None:
         ("a.json", " \n", "cannot be read.*a.json: the file is empty"),
         ("a.jsonl", "", "the file is empty"),
         ("a.json", "[]", "no usable conversation"),
-        ("a.json", "[]", "a file that has requests"),
+        ("a.json", "[]", "fix: a file of .*conversations"),
+        ("a.jsonl", '{"a": 1}', "1 not starting with a human turn.*fix: a file of .*conversations"),
         ("a.json", long, "2 with a prompt over 24 tokens, 1 with a turn under 4 tokens.*larger --max-prompt"),
         ("a.json", f"[{good}, {good}, {{'no': 1}}]", "record 3: "),
         ("a.json", f"[{good}, {good}", "after record 2: "),
@@ -171,13 +178,24 @@ def test_a_file_without_requests_says_why(tmp_path: Path) -> None:
         ("a.jsonl", "[" * 5000, "record 1: "),
     ):
         with raises_shown(ConfigError, message):
-            limited_load(written(tmp_path, text, name), by_characters, LIMITS)
+            taken(written(tmp_path, text, name), LIMITS)
     (tmp_path / "latin.json").write_bytes(b'["\xe9"]')
     with raises_shown(ConfigError, "not UTF-8"):
-        read_records(tmp_path / "latin.json")
+        records_of(tmp_path / "latin.json", (tmp_path / "latin.json").read_bytes())
     for values in ({"max_prompt": 0}, {"max_new": 0}, {"sample": 0}, {"seed": -1}):
         with pytest.raises(ConfigError):
             RequestLimits(**values)
+
+
+def test_a_pipe_is_read_once(checkpoint: Path) -> None:
+    data = json.dumps([of_lengths(5, 5)]).encode()
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    found = load_of(Path(f"/dev/fd/{read}"), spec_of(checkpoint))
+    os.close(read)
+    assert found.load.asks == (Ask(5, 5),)
+    assert found.sha256 == hashlib.sha256(data).hexdigest()[:16]
 
 
 def test_limits_beyond_a_side_are_refused(checkpoint: Path, requests: Path, tmp_path: Path) -> None:

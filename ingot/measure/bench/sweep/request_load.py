@@ -12,7 +12,7 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, IngotError
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.latency import METHOD
-from ingot.measure.bench.request_file import Count
+from ingot.measure.bench.request_file import Count, read_requests
 from ingot.measure.bench.sharegpt import RequestLimits, by_characters, limited_load
 from ingot.measure.bench.throughput import throughput_entry
 from ingot.measure.side.open_side import Side
@@ -86,9 +86,10 @@ def read_request_load(
     for side in sides:
         _check_room(side, limits)
     counted_by, count = _counter(sides)
-    load, cut = limited_load(path, count, limits)
+    raw = read_requests(path)
+    load, cut = limited_load(path, raw, count, limits)
     vocab_size = min(side.config().vocab_size for side in sides)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(raw).hexdigest()[:16]
     return RequestLoad(load, vocab_size, limits, str(path), digest, counted_by, cut, repeats)
 
 
