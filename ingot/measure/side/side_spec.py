@@ -14,6 +14,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.json_config import JsonConfig
+from ingot.config.quantization.quant_file import read_quant
 from ingot.config.quantization.scheme_table import SCHEMES
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_facts import read_text_side
@@ -110,7 +111,7 @@ def specs_with(spec: SideSpec, also: Sequence[str]) -> list[SideSpec]:
     YAML file) of the same checkpoint, or another engine or checkpoint: a folder that is there is a path.
 
     Raises:
-        ConfigError: a precision of an engine, which has one, or the same side twice.
+        ConfigError: a precision of an engine, which has one, or that needs samples; the same side twice.
     """
     own = next((one for one in (spec.quant, spec.dtype) if one not in ("none", "auto")), spec.source)
     names, specs = [own], [spec]
@@ -140,8 +141,18 @@ def _precision(given: str) -> dict[str, Any] | None:
     if given in DTYPES:
         return {"dtype": given, "quant": "none"}
     if given in SCHEMES or given.endswith((".yaml", ".yml")):
+        _check_loads(given)
         return {"quant": given}
     return None
+
+
+def _check_loads(given: str) -> None:
+    """Refuse a scheme that no load can give, before any side is measured."""
+    try:
+        read_quant(given).check_in_memory()
+    except ConfigError as error:
+        what, fix = error.what.replace("`quant`", "`also`"), None if error.fields else error.fix
+        raise ConfigError(what, seen=error.seen, allowed=error.allowed, field="also", fix=fix) from None
 
 
 def named_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:

@@ -272,10 +272,13 @@ def test_precisions_in_one_table(chatter: Path, asked: Path, tmp_path: Path) -> 
     ]
 
 
-def test_names_of_sides(tmp_path: Path) -> None:
+def test_names_of_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def names(first: SideSpec, *also: object) -> list[str | None]:
         return [one.name for one in specs_with(first, [str(one) for one in also])]
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "new.yaml").write_text("scheme: w8a16\n")
     spec = SideSpec("models/llama")
     assert names(spec, "fp16", "a/new.yaml", "b/x", "c/x") == ["llama", "fp16", "new.yaml", "b/x", "c/x"]
     (tmp_path / "w8a16").mkdir()
@@ -284,6 +287,21 @@ def test_names_of_sides(tmp_path: Path) -> None:
     for twice in (["fp16", "fp16"], ["models/llama"]):
         with pytest.raises(ConfigError, match="twice"):
             names(spec, *twice)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("rptq-w8a8", "needs calibration"),
+        ("none.yaml", "the `also` file cannot be read"),
+        ("w4a4.yml", "also"),
+    ],
+)
+def test_a_precision_that_no_load_gives_is_refused_before_any_side_is_measured(given: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        specs_with(SideSpec("models/llama"), ["fp16", given])
+    assert refused.value.field == "also"
+    assert "quant" not in refused.value.what
 
 
 def test_the_pocket_model_sums_up(tmp_path: Path) -> None:
