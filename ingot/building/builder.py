@@ -90,7 +90,8 @@ def build(
     an engine that was there stays as it was.
 
     Args:
-        dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
+        dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own. A model with an encoder takes
+            one for each half, too: ``encoder=fp16,decoder=fp32``; a half that is not named is ``auto``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``: where kernels are tuned, the proof is computed, and
             schemes that compute when they pack do so. Weights that are only copied need none.
         max_batch_size: most requests in one step.
@@ -136,7 +137,7 @@ def build(
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
-        if (note := stored_note(source, assembly.quant, config.dtype)) is not None:
+        if (note := stored_note(source, assembly.quant, str(config.dtypes))) is not None:
             _log.warning("%s: %s", original, note)
         text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
         data = _calibration(assembly, calib, calib_samples, calib_prompt_seed, source, text, place)
@@ -261,7 +262,7 @@ def _calibration(
 def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch.device) -> None:
     """Check the host's memory: the largest weight twice, or a layer in fp32 with all samples on a CPU."""
     config = assembly.model_config
-    size = 2 * largest_weight_bytes(config, parse_dtype(assembly.build.dtype))
+    size = 2 * largest_weight_bytes(config, parse_dtype(assembly.build.dtypes.wider))
     if data is not None and device.type == "cpu":
         layer = dense_bytes(config.replace(num_layers=1), torch.float32)
         encoded = 0 if config.encoder is None else len(data.features) * config.encoder.max_positions

@@ -14,11 +14,12 @@ from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.checkpoint.packed_config import PACKED_CONFIGS, packed_files, packed_format
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.half_dtypes import AUTO, HalfDtypes
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import expect_stored
+from ingot.engine.asked_dtypes import read_dtypes
 from ingot.engine.assembly import Assembly, build_config, check_max_seq_len, check_samples, model_of
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError
@@ -50,7 +51,8 @@ def read_setting(
     changes = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
     build = manifest.build.replace(**{key: value for key, value in changes.items() if value is not None})
     check_max_seq_len(manifest.model, build)
-    own = "fp32" if device == "cpu" else build.dtype
+    own = HalfDtypes.of("fp32") if device == "cpu" else build.dtypes
+    dtypes = read_dtypes(dtype, manifest.model).or_else(own)
     asked = manifest.quant
     if quant is not None:
         asked = read_quant(quant)
@@ -61,10 +63,12 @@ def read_setting(
             asked.check_names(linears(model_of(manifest)))
     setting = MemorySetting(
         manifest.model,
-        own if dtype == "auto" else dtype_name(parse_dtype(dtype)),
+        dtypes.decoder,
         build.max_batch_size,
         build.max_seq_len,
         stored_dtype=build.dtype,
+        encoder_dtype=dtypes.other,
+        stored_encoder_dtype=build.encoder_dtype,
         device=device,
         quant=asked,
         runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
@@ -107,10 +111,10 @@ def _manifest(
 def _stored_dtype(folder: Path, dtype: str) -> str:
     """The dtype of a build: that of the weights where they are, else what config.json says."""
     alone = is_openai(folder) or is_minigpt4(folder) or is_gguf(folder)
-    if dtype != "auto" or (folder.is_file() and not alone):
+    if (dtype != AUTO and "=" not in dtype) or (folder.is_file() and not alone):
         return dtype
     try:
         with open_checkpoint(folder) as source:
-            return build_config(source, "auto", 1, 1, None).dtype
+            return str(build_config(source, dtype, 1, 1, None).dtypes)
     except CheckpointError:  # no weights here: the config is enough
         return dtype

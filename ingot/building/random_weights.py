@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ingot.checkpoint.checkpoint_reader import read_config
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig
 from ingot.config.decoder_config import DecoderConfig
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, on_device, parse_dtype
+from ingot.engine.asked_dtypes import dtypes_of, read_dtypes
 from ingot.engine.assembly import ChosenValues, check_max_seq_len, logical_shapes, packed_tensors
-from ingot.engine.engine_loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
+from ingot.engine.engine_loader import NO_ROOM, Engine, compute_dtypes, fill, setting_of
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
 from ingot.layers.decoder import Decoder
@@ -58,12 +59,13 @@ def engine_from_config(
     manifest = config_manifest(config, dtype, max_batch_size, max_seq_len, quant)
     if not manifest.quant.in_blocks:  # whose values are drawn, as the weights are
         manifest.quant.check_in_memory()
-    arithmetic = compute_dtype(manifest, device, dtype)
+    arithmetic = compute_dtypes(manifest, device, dtype)
     plan = KernelPlan()
     model = random_decoder(
         manifest.model, manifest.build, plan, device, arithmetic, seed, runtime, manifest.quant
     )
-    return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
+    computing = parse_dtype(arithmetic.decoder)
+    return Engine(manifest, model, TextParts(None, None, ()), plan, device, computing)
 
 
 def config_manifest(
@@ -77,7 +79,9 @@ def config_manifest(
     hf = read_config(config)
     model = find_architecture(hf.get("architectures") or ()).read_config(hf)
     longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
-    build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]
+    named = hf.get("dtype") or hf.get("torch_dtype") or "fp16"
+    own = HalfDtypes.of(dtype_name(parse_dtype(named)))
+    build = BuildConfig.of(read_dtypes(dtype, model).or_else(own), max_batch_size, longest)
     check_max_seq_len(model, build)
     return Manifest(VERSION, model, build, read_quant(quant), source_dtype=build.dtype)
 
@@ -87,7 +91,7 @@ def random_decoder(
     build: BuildConfig,
     plan: KernelPlan,
     device: torch.device,
-    dtype: torch.dtype,
+    dtype: torch.dtype | HalfDtypes,
     seed: int = 0,
     runtime: RuntimeConfig | None = None,
     quant: QuantConfig | None = None,
@@ -101,24 +105,19 @@ def random_decoder(
     quant.check_names(linears(model))
     setting = setting_of(Manifest(VERSION, config, build, quant), dtype, device, runtime)
     with on_device(device), explained(NO_ROOM, setting, device, own=0):
-        fill(model, random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype, runtime)
+        fill(model, random_tensors(model, device, build.dtypes, seed), device, dtypes_of(dtype), runtime)
     return model
 
 
-def _stored_dtype(hf: dict[str, Any], dtype: str) -> str:
-    named = hf.get("dtype") or hf.get("torch_dtype") or "fp16"
-    return dtype_name(parse_dtype(named if dtype == "auto" else dtype))
-
-
 def random_tensors(
-    model: Decoder, device: torch.device, dtype: torch.dtype, seed: int
+    model: Decoder, device: torch.device, dtypes: HalfDtypes, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor, of normally distributed weights and norms of ones, packed on the device."""
     shapes, layers = logical_shapes(model), linears(model)
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(name: str) -> torch.Tensor:
-        tensor = torch.empty(shapes[name], dtype=dtype, device=device)
+        tensor = torch.empty(shapes[name], dtype=parse_dtype(dtypes.at(name)), device=device)
         if tensor.dim() == 1 and name.endswith("weight"):
             return tensor.fill_(1.0)
         return tensor.normal_(std=STD, generator=generator)

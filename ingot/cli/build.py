@@ -13,6 +13,7 @@ import typer
 from ingot.cli.options.files_flags import PartFlags
 from ingot.cli.options.flags import (
     CHECKPOINT,
+    HALF_DTYPES,
     RARELY,
     Device,
     Revision,
@@ -29,6 +30,8 @@ from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import bar_shown, parts_shown
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 
+_DTYPE = f"fp16, bf16, fp32, or auto: the checkpoint's own; {HALF_DTYPES}."
+
 
 @dataclass(frozen=True)
 class BuildFlags:
@@ -36,9 +39,7 @@ class BuildFlags:
 
     output: Annotated[Path, option("The engine folder to create.", "--output", "-o")]
     checkpoint: Annotated[str | None, CHECKPOINT] = None
-    dtype: Annotated[str | None, option("fp16, bf16, fp32, or auto: the checkpoint's own.", shown="auto")] = (
-        None
-    )
+    dtype: Annotated[str | None, option(_DTYPE, shown="auto", metavar="DTYPE")] = None
     device: Device = None
     max_batch_size: Annotated[
         int | None, option("Maximum requests per step.", shown=str(DEFAULT_MAX_BATCH_SIZE))

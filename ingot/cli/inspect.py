@@ -56,7 +56,7 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     yield from _encoder(found)
     yield "parameters", f"{found.num_parameters:,}"
     kept = "" if build.layers is None else f", layers {build.layers[0]}:{build.layers[1]} of the checkpoint"
-    yield "weights", f"{build.dtype} (checkpoint: {found.manifest.source_dtype}){kept}"
+    yield "weights", f"{build.dtypes} (checkpoint: {found.manifest.source_dtype}){kept}"
     yield "quantization", found.manifest.quant.summary
     for pattern, scheme in found.manifest.quant.layers.items():
         yield "", f"{pattern}: {scheme}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ingot.cli.options.flags import RARELY, AsJson, Revision, field_flags, given_of, option
+from ingot.cli.options.flags import HALF_DTYPES, RARELY, AsJson, Revision, field_flags, given_of, option
 from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.cli.terminal.console import aligned, print_json, size_text, stdout
 from ingot.cli.terminal.field_flags import flags_text
@@ -31,6 +31,7 @@ _MODEL = (
     "An engine or checkpoint folder, a config.json, or a Hugging Face id (only its config.json is "
     "downloaded)."
 )
+_DTYPE = f"fp16, bf16, fp32, or auto: the model's own; {HALF_DTYPES}."
 _QUANT = f"none, {', '.join(narrow_schemes())} or FILE.yaml."
 _GPU = (
     "What to plan for: a memory size (23.6GiB; GB: 10^9 bytes, GiB: 2^30), auto (this machine's GPU), "
@@ -46,7 +47,7 @@ class PlanFlags:
     """The model, its limits, and where it is to run."""
 
     model: Annotated[str, typer.Argument(help=_MODEL, metavar="CHECKPOINT|ENGINE|CONFIG")]
-    dtype: Annotated[str | None, option("fp16, bf16, fp32, or auto: the model's own.", shown="auto")] = None
+    dtype: Annotated[str | None, option(_DTYPE, metavar="DTYPE", shown="auto")] = None
     quant: Annotated[str | None, option(_QUANT, shown="the engine's, or none")] = None
     gpu: Annotated[str, option(_GPU)] = "auto"
     max_batch_size: Annotated[int | None, option("Maximum requests per step.", shown=_SIZE)] = None
@@ -126,7 +127,7 @@ def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
 def _show(bill: Ledger, options: list[Fix], host: HostBytes) -> None:
     setting = bill.setting
     model, scheme = setting.model, setting.quant.label
-    head = f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {setting.dtype}"
+    head = f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {setting.dtypes}"
     head += "" if scheme == "none" else f", {scheme}"
     stdout().print(head, style="bold", markup=False)
     limits = f"{setting.max_batch_size} requests per step, {setting.max_seq_len} tokens per request"

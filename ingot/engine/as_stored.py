@@ -13,8 +13,9 @@ from ingot.checkpoint.name_rules import Concat, Rename, Transpose
 from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
 from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import HEAD, REPLACEABLE, SOURCES, QuantConfig
-from ingot.device import dtype_name
+from ingot.device import dtype_name, parse_dtype
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.quantized_values import Quantized
 
@@ -93,12 +94,12 @@ def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
 
 
 class StoredWeights:
-    """Values and input scales of a packed checkpoint's layers; the engine's ``dtype`` must hold them."""
+    """Values and input scales of a packed checkpoint's layers; the engine's ``dtypes`` must hold them."""
 
-    def __init__(self, packed: PackedLayers, mapped: Mapped, dtype: torch.dtype) -> None:
+    def __init__(self, packed: PackedLayers, mapped: Mapped, dtypes: HalfDtypes) -> None:
         self._packed = packed
         self._mapped = mapped
-        self._dtype = dtype
+        self._dtypes = dtypes
 
     def input_scale(self, name: str) -> torch.Tensor | None:
         """fp32 [1], the static scale of a layer's input; None: its activations have none.
@@ -157,10 +158,11 @@ class StoredWeights:
         return Quantized(values, self._exact(name, scales), zeros, first.bits, first.group, first.order)
 
     def _exact(self, name: str, scales: torch.Tensor) -> torch.Tensor:
-        cast = scales.to(self._dtype)
+        dtype = self._dtypes.at(name)
+        cast = scales.to(parse_dtype(dtype))
         if not torch.equal(cast.to(scales.dtype), scales):
             raise BuildError(
-                f"the scales of {name} do not fit {dtype_name(self._dtype)}",
+                f"the scales of {name} do not fit {dtype}",
                 seen=dtype_name(scales.dtype),
                 fix=f"`dtype={dtype_name(scales.dtype)}`, or auto"
                 + (", or `quant` for values of its own" if self._packed.form.replaceable else ""),

@@ -17,10 +17,12 @@ from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve, stored_copies
 from ingot.config.build_config import DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.decoder_config import DecoderConfig
+from ingot.config.half_dtypes import AUTO, HalfDtypes
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, replaces_stored, stored_quant
+from ingot.engine.asked_dtypes import read_dtypes
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, ConfigError
@@ -54,7 +56,6 @@ ROUNDED = ChosenValues()
 Choose = Callable[[str], ChosenValues]  # of a linear layer by its name
 # What is calibrated together: a layer of a stack, or what joins an encoder to the decoder.
 _LAYER = re.compile(r"(encoder\.(\w+\.)?)?layers\.\d+|encoder\.projector")
-_ENCODER = "encoder."
 
 
 @dataclass
@@ -136,7 +137,7 @@ class Assembly:
         load: Load = partial(self.load, checkpoint=checkpoint, device=device)
         if self.packed is None:
             return packed_tensors(self.model, load, device)
-        stored = StoredWeights(self.packed, self.mapped, parse_dtype(self.build.dtype))
+        stored = StoredWeights(self.packed, self.mapped, self.build.dtypes)
         return packed_tensors(
             self.model, load, device, lambda name: ChosenValues(stored.values(name), stored.input_scale(name))
         )
@@ -166,9 +167,10 @@ class Assembly:
         return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
 
     def dtype_of(self, target: str) -> torch.dtype:
-        """A tensor's dtype before packing: the engine's, but fp32 for the weight of a wide norm."""
+        """A tensor's dtype before packing: its half's, but fp32 for the weight of a wide norm."""
         module = self.model.get_submodule(target.rpartition(".")[0])
-        return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
+        own = parse_dtype(self.build.dtypes.at(target))
+        return module.weight.dtype if isinstance(module, RMSNorm) else own
 
 
 def check_samples(config: DecoderConfig, quant: QuantConfig) -> None:
@@ -263,10 +265,6 @@ def layer_of(name: str) -> str | None:
     return None if found is None else found[0]
 
 
-def in_encoder(name: str) -> bool:
-    return name.startswith(_ENCODER)
-
-
 def storing_modules(model: Decoder) -> Iterator[StoringModule]:
     """The modules with stored tensors, in order."""
     stored = dict(model.named_parameters())
@@ -314,20 +312,22 @@ def build_config(
     max_seq_len: int | None,
     layers: str | tuple[int, int] | None,
 ) -> BuildConfig:
-    """A build's values with every ``auto`` replaced by what the checkpoint says."""
-    if dtype == "auto":  # that of most weights
+    """A build's values with every ``auto`` replaced by what the checkpoint says; ``dtype`` as of
+    ``read_dtypes``.
+    """
+    config = find_architecture(source.config.get("architectures") or ()).read_config(source.config)
+    dtypes = read_dtypes(dtype, config)
+    if AUTO in (dtypes.decoder, dtypes.encoder):  # that of most weights
         counts: Counter[str] = Counter()
         for info in source.tensors.values():
             counts[dtype_name(info.default or info.dtype)] += math.prod(info.shape)
         best = max(counts, key=lambda name: counts[name], default="fp32")
-        dtype = best if best in ("fp16", "bf16") else "fp32"
-    else:
-        dtype = dtype_name(parse_dtype(dtype))
+        own = best if best in ("fp16", "bf16") else "fp32"
+        dtypes = dtypes.or_else(HalfDtypes.of(own))
     if max_seq_len is None:
-        architecture = find_architecture(source.config.get("architectures") or ())
-        max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
+        max_seq_len = min(config.max_positions, DEFAULT_MAX_SEQ_LEN)
     kept = parse_layers(layers) if isinstance(layers, str) else layers
-    return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
+    return BuildConfig.of(dtypes, max_batch_size, max_seq_len, kept)
 
 
 def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:

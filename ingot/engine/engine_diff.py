@@ -221,7 +221,8 @@ def _layer_changes(
     for name in dict.fromkeys(change.name.rpartition(".")[0] for change in tensors):
         if name not in one and name not in two:
             continue
-        schemes = one.get(name, left.manifest.build.dtype), two.get(name, right.manifest.build.dtype)
+        dtypes = (side.manifest.build.dtypes.at(name) for side in (left, right))
+        schemes = (one.get(name, next(dtypes)), two.get(name, next(dtypes)))
         weight = f"{name}.weight"
         if (
             doubt is None

@@ -12,12 +12,14 @@ from torch import nn
 
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, expect_capability, parse_dtype
 from ingot.engine.as_stored import stored_note
+from ingot.engine.asked_dtypes import dtypes_of, read_dtypes
 from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
 from ingot.engine.integrity import checked_weights
@@ -32,12 +34,15 @@ from ingot.memory.ledger import MemorySetting, expect_own_embedding
 from ingot.memory.memory_error import explained
 
 _log = logging.getLogger(__name__)
+_OF_CPU = "fp32"
 NO_ROOM = "the weights do not fit in the device's memory"
 
 
 @dataclass
 class Engine:
-    """A model ready to run, with the plan that is used and the dtype of its arithmetic."""
+    """A model ready to run, with the plan that is used and the dtype of its arithmetic; an encoder's is in
+    ``dtypes``, too.
+    """
 
     manifest: Manifest
     model: Decoder
@@ -46,31 +51,42 @@ class Engine:
     device: torch.device
     dtype: torch.dtype
 
+    @property
+    def dtypes(self) -> HalfDtypes:
+        """Of the arithmetic of both halves."""
+        encoder = None if self.model.encoder is None else dtype_name(self.model.encoder_dtype)
+        return HalfDtypes.of(dtype_name(self.dtype), encoder)
 
-def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") -> torch.dtype:
-    """The dtype of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU, which widens 16-bit
-    weights exactly and whose 16-bit arithmetic is slower and rounds more. Raises DeviceError on a GPU that
-    is too old.
+
+def compute_dtypes(manifest: Manifest, device: torch.device, name: str = "auto") -> HalfDtypes:
+    """The dtypes of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU, which widens 16-bit
+    weights exactly and whose 16-bit arithmetic is slower and rounds more. ``name`` as of ``read_dtypes``.
+    Raises DeviceError on a GPU that is too old.
     """
     expect_capability(device)
-    if name != "auto":
-        return parse_dtype(name)
-    return torch.float32 if device.type == "cpu" else parse_dtype(manifest.build.dtype)
+    own = HalfDtypes.of(_OF_CPU) if device.type == "cpu" else manifest.build.dtypes
+    return read_dtypes(name, manifest.model).or_else(own)
 
 
 def setting_of(
-    manifest: Manifest, dtype: torch.dtype, device: torch.device, runtime: RuntimeConfig | None = None
+    manifest: Manifest,
+    dtype: torch.dtype | HalfDtypes,
+    device: torch.device,
+    runtime: RuntimeConfig | None = None,
 ) -> MemorySetting:
     """An engine's setting for the memory ledger; ``runtime`` None: the defaults. Raises ConfigError where an
     embedding that is the head is to stay on the host.
     """
     build = manifest.build
+    dtypes = dtypes_of(dtype)
     setting = MemorySetting(
         manifest.model,
-        dtype_name(dtype),
+        dtypes.decoder,
         build.max_batch_size,
         build.max_seq_len,
         stored_dtype=build.dtype,
+        encoder_dtype=dtypes.other,
+        stored_encoder_dtype=build.encoder_dtype,
         device="cuda" if device.type == "cuda" else "cpu",
         quant=manifest.quant,
         runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
@@ -128,9 +144,9 @@ def load_engine(
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
-    compute = compute_dtype(manifest, device, dtype)
+    compute = compute_dtypes(manifest, device, dtype)
     text = read_engine_text(folder, manifest)
-    plan = plan_here(folder, device, compute)
+    plan = plan_here(folder, device, parse_dtype(compute.decoder))
     model = model_of(manifest, plan)
     expected = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     with checked_weights(folder, manifest, expected) as read:
@@ -138,7 +154,7 @@ def load_engine(
         stored = ((name, read(name)) for name in expected)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
             fill(model, stored, device, compute, runtime)
-    return Engine(manifest, model, text, plan, device, compute)
+    return Engine(manifest, model, text, plan, device, parse_dtype(compute.decoder))
 
 
 def engine_in_memory(
@@ -169,31 +185,32 @@ def engine_in_memory(
         chosen = read_quant(quant)
         chosen.check_in_memory()
         assembly = Assembly.of(source, config, chosen)
-        if (note := stored_note(source, assembly.quant, config.dtype)) is not None:
+        if (note := stored_note(source, assembly.quant, str(config.dtypes))) is not None:
             _log.warning("%s: %s", folder, note)
         text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
         manifest = make_manifest(assembly, source, text)
-        compute = compute_dtype(manifest, device, dtype)
+        compute = compute_dtypes(manifest, device, dtype)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
             fill(assembly.model, assembly.tensors(source, device), device, compute, runtime)
-    return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
+    return Engine(manifest, assembly.model, text, KernelPlan(), device, parse_dtype(compute.decoder))
 
 
 def fill(
     model: Decoder,
     tensors: Iterable[tuple[str, torch.Tensor]],
     device: torch.device,
-    dtype: torch.dtype,
+    dtypes: HalfDtypes,
     runtime: RuntimeConfig | None = None,
 ) -> None:
-    """Put weights into an empty model, cast to ``dtype`` unless their scheme has its own; of a GPU's model
-    the embedding goes where ``runtime`` keeps it.
+    """Put weights into an empty model, cast to the dtype of their half unless their scheme has its own; of a
+    GPU's model the embedding goes where ``runtime`` keeps it.
     """
     on_host = device.type == "cuda" and runtime is not None and runtime.embedding == "host"
+    model.encoder_dtype = parse_dtype(dtypes.encoder)
     for name, tensor in tensors:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        wanted = loaded_dtype(module, leaf, tensor.dtype, dtype)
+        wanted = loaded_dtype(module, leaf, tensor.dtype, parse_dtype(dtypes.at(name)))
         if on_host and module is model.embed_tokens:
             own = pinned(cast_weight(name, tensor, wanted))
         else:

@@ -64,8 +64,8 @@ def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torc
     """
     if run.config.splices:
         return _keep_rows(run, number, encoded) if layer == 0 else encoded
-    name = f"layers.{layer}.encoder_attn.kv_proj"
-    output = run.recorded(name, run.product(name, run.recorded(f"{name}/in", encoded)))
+    name, taken = f"layers.{layer}.encoder_attn.kv_proj", run.arithmetic.taken(encoded)
+    output = run.recorded(name, run.product(name, run.recorded(f"{name}/in", taken)))
     see(name, output)
     keys, values = output.unflatten(1, (2, run.config.num_kv_heads, run.config.head_dim)).unbind(1)
     run.keep_encoded(layer, number, keys, values)
@@ -73,7 +73,7 @@ def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torc
 
 
 def _keep_rows(run: ReferenceRun, number: int, encoded: torch.Tensor) -> torch.Tensor:
-    run.rows[number] = encoded
+    run.rows[number] = run.arithmetic.taken(encoded)
     return encoded
 
 
@@ -98,7 +98,7 @@ class _EncoderHooks(Hooks):
         return attention.attend(query, key, value, attention.positions)
 
     def round(self, x: torch.Tensor) -> torch.Tensor:
-        return self._run.round(x)
+        return self._run.encoder_arithmetic.round(x)
 
     def recorded(
         self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from ingot.config.half_dtypes import in_encoder
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.int8_rows import Int8Weight
@@ -56,6 +57,10 @@ class Arithmetic:
     def round(self, x: torch.Tensor) -> torch.Tensor:
         """A module's output as the next module gets it."""
         return x if self.rounds_to is None else x.to(self.rounds_to).to(self.dtype)
+
+    def taken(self, x: torch.Tensor) -> torch.Tensor:
+        """What was computed in another arithmetic, or stored, as this one has it."""
+        return self.round(x.to(self.dtype))
 
 
 EXACT = Arithmetic(torch.float32)
@@ -157,7 +162,8 @@ class ReferenceRun(Hooks):
     none.
 
     ``feed`` changes every product's input. ``kv_dtype``: keys and values are rounded as such a cache rounds
-    them (``BuildConfig``).
+    them (``BuildConfig``). ``encoder_arithmetic``: of the encoder, where it has another; the decoder takes
+    its outputs as ``arithmetic`` has them.
 
     Attributes:
         encoded: by layer and number of an input, what cross-attention reads of it.
@@ -175,6 +181,7 @@ class ReferenceRun(Hooks):
         feed: Feed | None = None,
         kv_dtype: str = "model",
         witness: Witness | None = None,
+        encoder_arithmetic: Arithmetic | None = None,
     ) -> None:
         self._witness = witness
         self._single = single
@@ -184,6 +191,7 @@ class ReferenceRun(Hooks):
         self.config = model.config
         self.weights = weights
         self.arithmetic = arithmetic
+        self.encoder_arithmetic = encoder_arithmetic or arithmetic
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.encoded: dict[tuple[int, int], KeysValues] = {}
         self.rows: dict[int, torch.Tensor] = {}
@@ -276,12 +284,17 @@ class ReferenceRun(Hooks):
 
     def features(self, features: torch.Tensor) -> torch.Tensor:
         """An input as the encoder takes it."""
-        return self.arithmetic.round(features.to(self.weights.device, self.arithmetic.dtype))
+        return self.encoder_arithmetic.taken(features.to(self.weights.device))
+
+    def arithmetic_at(self, name: str) -> Arithmetic:
+        """Of a module or tensor of this name."""
+        return self.encoder_arithmetic if in_encoder(name) else self.arithmetic
 
     def vector(self, name: str) -> torch.Tensor:
         """A stored tensor of no product, in this arithmetic's dtype; a wide norm's is not rounded."""
-        tensor = self.weights[name].to(self.weights.device, self.arithmetic.dtype)
-        return tensor if self.config.wide_norms and "norm" in name else self.arithmetic.round(tensor)
+        arithmetic = self.arithmetic_at(name)
+        tensor = self.weights[name].to(self.weights.device, arithmetic.dtype)
+        return tensor if self.config.wide_norms and "norm" in name else arithmetic.round(tensor)
 
     def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
         """x · Wᵀ + b with the stored weight dequantized in pieces of W, so that little is widened at once.
@@ -289,26 +302,26 @@ class ReferenceRun(Hooks):
         A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
         are not the module's own.
         """
-        x = x if self._feed is None else self._feed(name, x)
+        x, arithmetic = x if self._feed is None else self._feed(name, x), self.arithmetic_at(name)
         linear = self.model.get_submodule(name)
         assert isinstance(linear, Linear)
         leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
         scheme = linear.scheme
         if scheme.rounds:
-            near = scheme.rounded(_wide(x), tensors, flips=self.arithmetic.flips).to(x)
+            near = scheme.rounded(_wide(x), tensors, flips=arithmetic.flips).to(x)
             near = near if self._witness is None else self._witness.rounded(name, x, near)
             x = scheme.gathered(near, tensors)
             pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         else:
             stored = scheme.stored(tensors, linear.in_features)
-            pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
+            pieces = (_widened(piece, x, arithmetic) for piece in row_pieces(stored, _CHUNK))
         by_blocks = self._witness is not None and scheme.form == "blocks"
         y, noise = self._products(x, pieces, scheme.block_tensors(tensors).steps if by_blocks else None)
         if linear.has_bias:
-            bias = self.weights[f"{name}.bias"].to(self.weights.device, self.arithmetic.dtype)
-            y += bias if scheme.form == "blocks" else self.arithmetic.round(bias)  # in the shift it is fp32
-        y = self.arithmetic.round(y)
+            bias = self.weights[f"{name}.bias"].to(self.weights.device, arithmetic.dtype)
+            y += bias if scheme.form == "blocks" else arithmetic.round(bias)  # in the shift it is fp32
+        y = arithmetic.round(y)
         if self._witness is not None and noise is not None:
             self._witness.summed(name, y, noise)
         return y
@@ -323,12 +336,6 @@ class ReferenceRun(Hooks):
         found = [(x @ piece.T, block_noise(x, piece, steps, zeros, blocks.block)) for piece in pieces]
         y, noise = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
         return y, noise
-
-    def _widened(self, piece: StoredWeight, like: torch.Tensor) -> torch.Tensor:
-        """A dequantized piece of a weight, as this arithmetic has it."""
-        scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
-        moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
-        return self.arithmetic.round(meaning(moved, like.dtype))
 
     def turns(self, where: torch.Tensor, spans: Sequence[SequenceSpan]) -> Turns | None:
         """Cosines and sines of the spans' tokens, which are at positions ``where`` [T]."""
@@ -389,6 +396,13 @@ def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tenso
     rows, wide = max(1, _CHUNK // weight.values.shape[1]), _wide(like)
     for values, scales in zip(weight.values.split(rows), weight.scales.split(rows), strict=True):
         yield (values.to(wide) * scales.to(wide)[:, None]).to(like)
+
+
+def _widened(piece: StoredWeight, like: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
+    """A dequantized piece of a weight, as an arithmetic has it."""
+    scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
+    moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
+    return arithmetic.round(meaning(moved, like.dtype))
 
 
 def _positions(span: SequenceSpan) -> list[int]:

@@ -121,6 +121,7 @@ class Decoder(nn.Module):
         self.config = config
         self.quant = ctx.quant
         self.encoder = encoder
+        self.encoder_dtype = ctx.dtype  # in which the encoder computes; set where the weights are
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx, config.embedding_scale)
         self.embed_positions = (
             Embedding(config.max_positions, config.hidden_size, ctx) if config.rope is None else None
@@ -154,12 +155,12 @@ class Decoder(nn.Module):
         return self.rotary.offset(prompt_len) if self.rotary is not None else 0
 
     def encode(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
-        """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
-        hidden_size], inputs end to end.
+        """Features of one input, or of N of one shape → [positions, encoder's hidden_size] in the decoder's
+        dtype, inputs end to end. The encoder computes in its own.
         """
         assert self.encoder is not None
-        encoded: torch.Tensor = self.encoder(features, forward_pass)
-        return encoded
+        encoded: torch.Tensor = self.encoder(features.to(self.encoder_dtype), forward_pass)
+        return encoded.to(self.dtype)
 
     def embed(
         self, input_ids: torch.Tensor, positions: torch.Tensor, spliced: Spliced | None = None

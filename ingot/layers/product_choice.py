@@ -55,7 +55,8 @@ def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
 
 def fuses(model: Decoder) -> bool:
     """Whether a GPU's steps may take kernels that do more than a module: in 16 bits, and of dense weights."""
-    return model.dtype.itemsize == 2 or all_dense(model)
+    dtypes = [model.dtype] if model.encoder is None else [model.dtype, model.encoder_dtype]
+    return all(dtype.itemsize == 2 for dtype in dtypes) or all_dense(model)
 
 
 def folds(config: DecoderConfig) -> bool:

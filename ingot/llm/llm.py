@@ -16,7 +16,7 @@ from ingot.config.modality import expect_text
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams, SamplingValues
-from ingot.device import dtype_name, resolve_device
+from ingot.device import resolve_device
 from ingot.engine.engine_loader import Engine
 from ingot.errors import EngineError, RequestError
 from ingot.llm.active_requests import ActiveRequest
@@ -155,7 +155,7 @@ class LLM:
         engine = self.engine
         limits = engine.manifest.build
         return (
-            f"LLM({engine.manifest.model.architecture}, {engine.device}, {dtype_name(engine.dtype)}, "
+            f"LLM({engine.manifest.model.architecture}, {engine.device}, {engine.dtypes}, "
             f"max_batch_size={limits.max_batch_size}, max_seq_len={limits.max_seq_len})"
         )
 

@@ -119,5 +119,5 @@ def with_inputs(messages: Messages, read: Callable[[Mapping[str, Any], str], Inp
 def encoded(engine: Engine, picture: Input) -> torch.Tensor:
     """A picture's outputs, float32 [positions, hidden_size] on the CPU; no step may run meanwhile."""
     with on_device(engine.device):
-        found = engine.model.encode(picture.features.to(engine.device, engine.dtype))
+        found = engine.model.encode(picture.features.to(engine.device))
     return found.float().cpu()

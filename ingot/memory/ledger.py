@@ -10,6 +10,7 @@ import torch
 
 from ingot.config.build_config import NARROW_KV_DTYPES
 from ingot.config.decoder_config import DecoderConfig
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.json_config import JsonConfig
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
@@ -45,6 +46,8 @@ class MemorySetting(JsonConfig):
     Attributes:
         dtype: of arithmetic and loaded weights: ``fp16``, ``bf16``, ``fp32``.
         stored_dtype: of the engine's file; empty: ``dtype``.
+        encoder_dtype, stored_encoder_dtype: the same of an encoder, where it has another dtype; None: it has
+            not.
     """
 
     model: DecoderConfig
@@ -55,6 +58,19 @@ class MemorySetting(JsonConfig):
     device: Literal["cuda", "cpu"] = "cuda"
     quant: QuantConfig = field(default_factory=QuantConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    encoder_dtype: str | None = None
+    stored_encoder_dtype: str | None = None
+
+    @property
+    def dtypes(self) -> HalfDtypes:
+        """Of arithmetic and loaded weights, of both halves."""
+        return HalfDtypes.of(self.dtype, self.encoder_dtype)
+
+    @property
+    def stored_dtypes(self) -> HalfDtypes:
+        """Of the engine's file, of both halves."""
+        stored = HalfDtypes.of(self.stored_dtype, self.stored_encoder_dtype)
+        return stored if self.stored_dtype else self.dtypes
 
     @property
     def block_bytes(self) -> int:
@@ -217,9 +233,9 @@ class Ledger:
         """Needs and supply, a few lines for an error."""
         setting = self.setting
         parts = [f"{kind} {size_text(self.of(kind))}" for kind in KINDS if self.of(kind)]
-        asked = f"{setting.max_batch_size} x {setting.max_seq_len} tokens in {setting.dtype}"
+        asked = f"{setting.max_batch_size} x {setting.max_seq_len} tokens in {setting.dtypes}"
         if setting.runtime.cache_tokens is not None:
-            asked = f"a cache of {setting.runtime.cache_tokens} tokens in {setting.dtype}"
+            asked = f"a cache of {setting.runtime.cache_tokens} tokens in {setting.dtypes}"
         yield f"needs {size_text(self.needed)} for {asked}: {', '.join(parts)}"
         capacity, usable = self.capacity, self.usable
         if capacity is None or usable is None:
@@ -262,7 +278,7 @@ def ledger(
         weights: ``weight_bytes`` of the model in the setting's dtype and scheme, where the caller has them.
     """
     if weights is None:
-        weights = weight_bytes(setting.model, setting.quant, parse_dtype(setting.dtype))
+        weights = weight_bytes(setting.model, setting.quant, setting.dtypes)
     return Ledger(setting, tuple(_items(setting, weights)), capacity)
 
 
@@ -277,7 +293,8 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
     schemes = {"head": quant.head, "attention": quant.layers_label, "mlp": quant.layers_label}
     for kind, size in weights.items():
         own = schemes.get(kind, "none")
-        note = setting.dtype if own == "none" else f"{setting.dtype}, {own}"
+        stored = setting.dtypes.encoder if kind == "encoder" else setting.dtype
+        note = stored if own == "none" else f"{stored}, {own}"
         if kind == "head" and model.tie_word_embeddings and own == "none":
             note = "tied: the embedding's"
         on_host = setting.host_embedding_bytes if kind == "embedding" else 0
@@ -300,7 +317,7 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
         held = "embeddings" if model.splices else "keys and values"
         note = f"{held} of {positions} positions{narrow if model.crosses else ''}"
         yield LedgerItem("encoders", "encoder cache", size, note)
-        encoding = encoding_bytes(model, dtype, runtime, batch, on_gpu=on_gpu)
+        encoding = encoding_bytes(model, setting.dtypes, runtime, batch, on_gpu=on_gpu)
         inputs = encoded_at_once(model.encoder, runtime, on_gpu=on_gpu)
         note = f"{inputs} of {model.encoder.max_positions} positions at once"
         yield LedgerItem("encoders", "encoding", encoding, note)

@@ -292,13 +292,13 @@ def _formats(setting: MemorySetting) -> Iterator[MemorySetting]:
         yield setting
         return
     half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
-    yield setting.replace(dtype="fp32", quant=QuantConfig())
+    yield setting.replace(dtype="fp32", encoder_dtype=None, quant=QuantConfig())
     for name in SCHEMES:
         quant = QuantConfig(scheme=name)
         if quant.rotation and not can_rotate(setting.model):
             quant = quant.replace(rotation=False)
         if can_calibrate(setting.model) or not quant.calibrated:
-            yield setting.replace(dtype=half, quant=quant)
+            yield setting.replace(dtype=half, encoder_dtype=None, quant=quant)
 
 
 def _smaller_formats(setting: MemorySetting) -> Iterable[MemorySetting]:
@@ -306,7 +306,7 @@ def _smaller_formats(setting: MemorySetting) -> Iterable[MemorySetting]:
     if setting.device == "cpu" or not setting.quant.dense:
         return ()
     forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *weight_only_schemes())]
-    return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
+    return [f for f in forms if f.dtype != "fp32" and (f.dtypes, f.quant) != (setting.dtypes, setting.quant)]
 
 
 def _joined(setting: MemorySetting, form: MemorySetting, fix: Fix) -> Fix:
@@ -316,5 +316,5 @@ def _joined(setting: MemorySetting, form: MemorySetting, fix: Fix) -> Fix:
 
 
 def _format_changes(setting: MemorySetting, form: MemorySetting) -> Changes:
-    dtype: Changes = {"dtype": form.dtype} if form.dtype != setting.dtype else {}
+    dtype: Changes = {"dtype": form.dtype} if form.dtypes != setting.dtypes else {}
     return dtype | ({"quant": form.quant.scheme} if form.quant != setting.quant else {})

@@ -11,6 +11,7 @@ import torch
 from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import (
@@ -18,7 +19,7 @@ from ingot.config.step_sizes import (
     most_logits,
     most_tokens,
 )
-from ingot.device import dtype_name
+from ingot.device import dtype_name, parse_dtype
 from ingot.kernels.attention.score_exponents import capped_rows
 from ingot.kernels.cache.cache_scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
@@ -29,9 +30,11 @@ CPU_PROCESS_BYTES = 400_000_000  # of one without: 350 MB are resident once a ti
 WEIGHT_KINDS = ("embedding", "attention", "mlp", "norms", "head")
 
 
-def weight_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``, and the encoder's), in ``dtype``; a linear layer
-    stores its scheme's layout. A tied head has none.
+def weight_bytes(
+    config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype | HalfDtypes
+) -> dict[str, int]:
+    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``, and the encoder's), in ``dtype`` or in one for
+    each half; a linear layer stores its scheme's layout. A tied head has none.
     """
     return dict(_contents(config, quant, dtype).weights)
 
@@ -52,18 +55,19 @@ class _Contents(NamedTuple):
     narrow: tuple[_Product, ...]
 
 
-def _contents(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) -> _Contents:
-    return _counted(config, quant, tuple(quant.layers), dtype)
+def _contents(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype | HalfDtypes) -> _Contents:
+    dtypes = dtype if isinstance(dtype, HalfDtypes) else HalfDtypes.of(dtype_name(dtype))
+    return _counted(config, quant, tuple(quant.layers), dtypes)
 
 
 @lru_cache(maxsize=64)
 def _counted(
-    config: DecoderConfig, quant: QuantConfig, _order: tuple[str, ...], dtype: torch.dtype
+    config: DecoderConfig, quant: QuantConfig, _order: tuple[str, ...], dtypes: HalfDtypes
 ) -> _Contents:
     """``_contents``, cached: a search asks for a few formats a thousand times. ``_order`` tells apart
     patterns that are equal as a dict but come in another order: the last that matches counts.
     """
-    build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
+    build = BuildConfig.of(dtypes, 1, 1)
     model = architecture_named(config.architecture).empty_model(config, build, quant)
     weights = dict.fromkeys(WEIGHT_KINDS if config.encoder is None else (*WEIGHT_KINDS, "encoder"), 0)
     places = (("embed_", "embedding"), ("lm_head.", "head"), ("encoder.", "encoder"))
@@ -212,7 +216,7 @@ def encoded_at_once(config: EncoderConfig, runtime: RuntimeConfig, *, on_gpu: bo
 
 
 def encoding_bytes(
-    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int, *, on_gpu: bool
+    config: DecoderConfig, dtypes: HalfDtypes, runtime: RuntimeConfig, max_batch_size: int, *, on_gpu: bool
 ) -> int:
     """Bytes for encoding the longest inputs that are encoded together, and for its CUDA graphs; in wiring
     ``prefix`` also for the rows that a step splices.
@@ -222,7 +226,10 @@ def encoding_bytes(
     inputs = encoded_at_once(config.encoder, runtime, on_gpu=on_gpu)
     if on_gpu and runtime.cuda_graphs:
         inputs *= 2
-    values = inputs * config.encoder.max_positions * config.encoder.activation_values
+    positions, rows = inputs * config.encoder.max_positions, 0
     if config.splices:
-        values += 2 * most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
-    return values * dtype.itemsize
+        rows = 2 * most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
+    if dtypes.other is not None:  # outputs in the decoder's dtype, too
+        rows += positions * config.encoder.hidden_size
+    encoder, decoder = parse_dtype(dtypes.encoder), parse_dtype(dtypes.decoder)
+    return positions * config.encoder.activation_values * encoder.itemsize + rows * decoder.itemsize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -93,10 +93,17 @@ class Architecture:
         """
         if quant.rotation:
             check_rotation(config)
-        ctx = BuildContext(quant, plan or KernelPlan(), parse_dtype(build.dtype))
+        plan, dtypes = plan or KernelPlan(), build.dtypes
+        ctx = BuildContext(quant, plan, parse_dtype(dtypes.decoder))
         with torch.device("meta"):
-            encoder = None if self.encoder is None else self.encoder(config, ctx.at("encoder"))
-            return Decoder(config, ctx, build.max_seq_len, encoder)
+            encoder = None
+            if self.encoder is not None:
+                own = parse_dtype(dtypes.encoder)
+                measured = plan if own.itemsize == ctx.dtype.itemsize else KernelPlan()  # for such values
+                encoder = self.encoder(config, replace(ctx, dtype=own, plan=measured).at("encoder"))
+            model = Decoder(config, ctx, build.max_seq_len, encoder)
+            model.encoder_dtype = parse_dtype(dtypes.encoder)
+            return model
 
 
 def weight_and_bias(ours: str, theirs: str) -> list[Rule]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
+from ingot.config.half_dtypes import in_encoder
 from ingot.config.sampling_params import SamplingParams
 from ingot.engine.reference_encoder import encode
 from ingot.engine.reference_run import Arithmetic, KeysValues, ReferenceRun, WeightSource
@@ -28,33 +30,38 @@ _BRANCHES = {
 }
 
 
-def check_encoder(
-    llm: LLM,
-    model: Decoder,
-    weights: WeightSource,
-    features: torch.Tensor,
-    arithmetic: Arithmetic,
-    judge: Judge,
-) -> None:
-    """Encode an input's features in a request, and judge every module's recorded values.
+class EncoderRun(NamedTuple):
+    """What the reference computes: the empty modules, whose ``weights`` are read, and the arithmetic of the
+    decoder and of the encoder.
+    """
 
-    Args:
-        model: the empty modules, whose ``weights`` are read.
+    model: Decoder
+    weights: WeightSource
+    arithmetic: Arithmetic
+    encoder_arithmetic: Arithmetic
+
+
+def check_encoder(llm: LLM, given: EncoderRun, features: torch.Tensor, judge: Judge, taking: Judge) -> None:
+    """Encode an input's features in a request, and judge every module's recorded values; ``taking`` judges
+    those of the decoder's modules.
     """
     recorded: dict[str, list[Recorded]] = defaultdict(list)
     with encoder_walked(llm, lambda name, value: recorded[name].append(copied(value, _HOST))):
         params = SamplingParams(max_new_tokens=1, ignore_eos=True)
         llm.generate(Prompt([Input(features), [0]]), params)
-    witness = _Witness(recorded, llm, judge)
-    run = ReferenceRun(model, weights, arithmetic, witness=witness)
+    witness = _Witness(recorded, llm, judge, taking)
+    model, weights, *both = given
+    run = ReferenceRun(model, weights, both[0], witness=witness, encoder_arithmetic=both[1])
     encode(run, 0, features, lambda name, output: None)
 
 
 class _Witness:
     """Recorded values of the encoding, as ``ReferenceRun`` asks for them (``Witness``)."""
 
-    def __init__(self, recorded: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
-        self._recorded, self._judge, self._model = recorded, judge, llm.engine.model
+    def __init__(
+        self, recorded: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge, taking: Judge
+    ) -> None:
+        self._recorded, self._judges, self._model = recorded, (judge, taking), llm.engine.model
         self._device = llm.engine.device
         self._plain = plain_encoder(llm.engine.manifest.model)
         self._met: Counter[str] = Counter()
@@ -76,7 +83,8 @@ class _Witness:
             return computed
         wide = recorded.to(computed.dtype).view_as(computed)
         noise = self._noise.take(place, computed if change is None else change)
-        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(recorded)), noise)
+        judge = self._judge(name)
+        judge.value(_kind(place), name, wide, computed, change, self._labels(len(recorded)), noise)
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -88,7 +96,8 @@ class _Witness:
         recorded, step = rounded_by(self._model, product, taken, exact)
         kind = f"{_kind(place)}, rounded" if wide else _kind(place)
         noise = self._noise.take(place, exact)
-        self._judge.rounded(kind, name, recorded, step, exact, near, self._labels(len(recorded)), noise)
+        judge = self._judge(name)
+        judge.rounded(kind, name, recorded, step, exact, near, self._labels(len(recorded)), noise)
         return recorded
 
     def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
@@ -104,8 +113,11 @@ class _Witness:
         """Whether a record has the expected positions; else reports a failure."""
         if recorded.numel() == wanted.numel():
             return True
-        self._judge.fail(_kind(place), name, f"has {len(recorded)} positions, not {len(wanted)}")
+        self._judge(name).fail(_kind(place), name, f"has {len(recorded)} positions, not {len(wanted)}")
         return False
+
+    def _judge(self, name: str) -> Judge:
+        return self._judges[0 if in_encoder(name) else 1]
 
     def _labels(self, count: int) -> torch.Tensor:
         return torch.full((count,), ENCODED, device=self._device)

@@ -20,7 +20,6 @@ from ingot.building.golden.golden_encoder import GoldenInput, inputs_of
 from ingot.building.golden.golden_prompts import with_input
 from ingot.config.json_config import JsonConfig
 from ingot.config.sampling_params import MAX_LOGPROBS, SamplingParams
-from ingot.device import dtype_name
 from ingot.engine.proof_file import Claims, Floor, GoldenCase
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.errors import EngineError, RequestError
@@ -81,7 +80,7 @@ def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenRep
     if not claims.cases:
         played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
         return played
-    floor = claims.floors[dtype_name(llm.engine.dtype)]
+    floor = claims.floors[str(llm.engine.dtypes)]
     model = llm.engine.manifest.model
     inputs = inputs_of(model, claims.inputs)
     features = [one.features.float() for one in inputs]

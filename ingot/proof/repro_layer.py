@@ -37,7 +37,7 @@ def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor
     something is rounded to 8 bits with each token's closest call the other way.
     """
     module = llm.engine.model.get_submodule(name)
-    dtype, kv_dtype = llm.engine.dtype, llm.runtime.kv_dtype
+    dtype, kv_dtype = parse_dtype(llm.engine.dtypes.at(name)), llm.runtime.kv_dtype
     arithmetics = [Arithmetic(WIDER[dtype]), Arithmetic(dtype)]
     if kv_dtype in NARROW_KV_DTYPES or any_rounded(module):
         arithmetics.append(Arithmetic(WIDER[dtype], flips=True))

@@ -258,7 +258,8 @@ def _bundle(
     reference, *others = plain_outputs(llm, name, inputs)
     errors = [(relative_l2(own, reference), float(row_errors(own, reference).max())) for own in others]
     noise, token_noise = max(e for e, _ in errors), max(e for _, e in errors)
-    source = f"plain PyTorch in {WIDER[engine.dtype]}".replace("torch.", "")
+    dtype = parse_dtype(engine.dtypes.at(name))
+    source = f"plain PyTorch in {WIDER[dtype]}".replace("torch.", "")
     if trace is not None:
         reference, source = expected_output(trace, name, inputs.counts, tokens), f"the trace {trace.name}"
     expected = reference.float()
@@ -271,15 +272,15 @@ def _bundle(
         build=engine.manifest.build,
         quant=engine.manifest.quant,
         plan=engine.plan.replace(measured={}),
-        dtype=dtype_name(engine.dtype),
+        dtype=dtype_name(dtype),
         block_size=llm.runtime.block_size,
         batch_invariant=llm.runtime.batch_invariant,
         kv_dtype=llm.runtime.kv_dtype,
         expected_from=source,
         noise=noise,
         token_noise=token_noise,
-        floor=_floor(noise, engine.dtype),
-        token_floor=_floor(token_noise, engine.dtype),
+        floor=_floor(noise, dtype),
+        token_floor=_floor(token_noise, dtype),
         output_error=relative_l2(output, expected),
         output_worst=float(row_errors(output, expected).max()),
         engine="",
@@ -290,7 +291,7 @@ def _bundle(
         half=before.removesuffix("layers").removesuffix(".") or DECODER,
         private=engine.manifest.model.modality.private,
     )
-    weights = stored_weights(engine.model.get_submodule(name), engine.manifest.build.dtype)
+    weights = stored_weights(engine.model.get_submodule(name), engine.manifest.build.dtypes.at(name))
     return Bundle(facts, weights, inputs, output, expected)
 
 

@@ -25,7 +25,7 @@ from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.step_record import StepRecord
 from ingot.llm.llm import LLM
-from ingot.proof.encoder_check import check_encoder
+from ingot.proof.encoder_check import EncoderRun, check_encoder
 from ingot.proof.step_judge import Judge
 from ingot.proof.step_witness import StepWitness, TokenRows
 from ingot.runtime.step.chosen_products import Forward
@@ -74,9 +74,7 @@ def check_steps(
     model = model_of(manifest)
     weights = EngineTensors(folder / WEIGHTS_FILE, model, device)
     dtype = llm.engine.dtype
-    narrow = dtype.itemsize == 2
-    arithmetic = Arithmetic(torch.float32, dtype) if narrow else Arithmetic(torch.float64)
-    judge = Judge(_unit(dtype, model), torch.finfo(dtype).eps)
+    arithmetic, judge = _judged(dtype, model)
     ids = [prompt for prompt, _ in prompts]
     rows = TokenRows(records, dtype, llm.executor.runner.block_size, ids)
     runs = []
@@ -91,16 +89,28 @@ def check_steps(
         weights.release()
     for states, (witness, run) in zip(hidden, runs, strict=True):
         run.logits(run.final_norm(states, _unseen)[witness.logits_rows])
-    of_encoder = Judge(judge.unit, judge.eps)
+    encoder_arithmetic, of_encoder = _judged(llm.engine.model.encoder_dtype, model)
+    # What the decoder makes of the outputs has the decoder's noise.
+    taking = of_encoder if llm.engine.dtypes.other is None else Judge(judge.unit, judge.eps)
     if features:  # last: it encodes anew, into the cache that the steps have read
-        check_encoder(llm, model, weights, features[-1], arithmetic, of_encoder)
-    worst = judge.worst | {f"encoder {kind}": ratio for kind, ratio in of_encoder.worst.items()}
-    failures = [*of_encoder.failures(), *judge.failures(), *rows.wrong_tokens]
+        encoding = EncoderRun(model, weights, arithmetic, encoder_arithmetic)
+        check_encoder(llm, encoding, features[-1], of_encoder, taking)
+    encoded = taking.worst | of_encoder.worst
+    worst = judge.worst | {f"encoder {kind}": ratio for kind, ratio in encoded.items()}
+    beyond = dict.fromkeys([*of_encoder.failures(), *taking.failures()])
+    failures = [*beyond, *judge.failures(), *rows.wrong_tokens]
     return StepCheck(failures, worst, len(records), rows.num_tokens)
 
 
 def _unseen(name: str, output: torch.Tensor) -> None:
     return
+
+
+def _judged(dtype: torch.dtype, model: Decoder) -> tuple[Arithmetic, Judge]:
+    """The reference's arithmetic for one in ``dtype``, and the judge of what that gives."""
+    narrow = dtype.itemsize == 2
+    arithmetic = Arithmetic(torch.float32, dtype) if narrow else Arithmetic(torch.float64)
+    return arithmetic, Judge(_unit(dtype, model), torch.finfo(dtype).eps)
 
 
 def _unit(dtype: torch.dtype, model: Decoder) -> float:

@@ -18,7 +18,7 @@ from ingot.building.source.source_check import compare_with_source
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.json_config import JsonConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.device import dtype_name, resolve_device
+from ingot.device import resolve_device
 from ingot.engine.engine_loader import load_engine
 from ingot.engine.integrity import find_damage
 from ingot.engine.manifest import Manifest
@@ -199,7 +199,7 @@ def _run(
     played = replay(llm, claims, report)
     failures = [Failure("step", place, message) for place, message in steps.failures]
     failures += [] if bits is None else [Failure("bits", name, message) for name, message in bits.failures]
-    return _Ran((*failures, *played.failures), played, steps, bits, dtype_name(loaded.dtype))
+    return _Ran((*failures, *played.failures), played, steps, bits, str(loaded.dtypes))
 
 
 def _bits(llm: LLM, claims: Claims, report: Progress) -> BitsCheck:

@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
@@ -60,6 +61,7 @@ def make_executor(
         device="cuda" if device.type == "cuda" else "cpu",
         quant=model.quant,
         runtime=config,
+        encoder_dtype=_encoder_dtype(model, dtype),
     )
     what = "the weights leave too little device memory to run"
     expect_own_embedding(setting)
@@ -110,6 +112,11 @@ def make_executor(
         chunking=Chunking(config.prompt_chunk, config.long_prompt, pace),
         rows=RowRules.of(model),
     )
+
+
+def _encoder_dtype(model: Decoder, dtype: torch.dtype) -> str | None:
+    """The name of the encoder's dtype, where it is another than the decoder's."""
+    return None if model.encoder is None else HalfDtypes(*map(dtype_name, (dtype, model.encoder_dtype))).other
 
 
 def _num_blocks(model: Decoder, device: torch.device, setting: MemorySetting, capacity: Capacity) -> int:

@@ -21,7 +21,6 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.building.ledger_source import read_setting
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.device import parse_dtype
 from ingot.engine import engine_loader as loader
 from ingot.errors import OutOfMemoryError
 from ingot.measure.bench.ceiling import Ceiling
@@ -79,7 +78,7 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Set
     def set_card(total: int) -> Capacity:
         there.append(Capacity("a card", total))
         monkeypatch.setattr(loader, "explained", loading)
-        monkeypatch.setattr(loader, "compute_dtype", lambda m, *_: parse_dtype(m.build.dtype))
+        monkeypatch.setattr(loader, "compute_dtypes", lambda m, *_: m.build.dtypes)
         monkeypatch.setattr(setup, "MemorySetting", setting_of)
         monkeypatch.setattr(setup, "_gpu_room", room)
         for module in (memory_error, executor):

@@ -12,6 +12,7 @@ import torch
 from ingot.building.ledger_source import read_setting
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import ConfigError
 from ingot.memory.ledger import MemorySetting, ledger
@@ -131,5 +132,7 @@ def test_bytes_of_encoding_and_of_spliced_rows(pictures: Side) -> None:
     assert config.encoder is not None
     encoded = 25 * config.encoder.activation_values
     spliced = 2 * (160 + 10) * config.hidden_size  # rows of the table, and what is put together
-    found = encoding_bytes(config, torch.float32, runtime, 8, on_gpu=False)
+    found = encoding_bytes(config, HalfDtypes.of("fp32"), runtime, 8, on_gpu=False)
     assert found == 4 * (encoded + spliced)
+    two = encoding_bytes(config, HalfDtypes("fp16", "fp32"), runtime, 8, on_gpu=False)
+    assert two == 4 * encoded + 2 * (spliced + 25 * config.encoder.hidden_size)  # outputs in both dtypes

@@ -268,3 +268,25 @@ def test_the_verb(checkpoint: Path, manifest: Path, tmp_path: Path) -> None:
     own = linears(LLM(engine, "cpu").engine.model)
     assert {m.scheme.name for n, m in own.items() if n.startswith("encoder.")} == {"w8a8"}
     assert {m.scheme.name for n, m in own.items() if n.startswith("layers.")} == {"w4a16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("awq", "encoder=fp16,decoder=fp32"),
+        ("gptq", "encoder=fp32,decoder=bf16"),
+        ("smoothquant", "encoder=bf16"),
+    ],
+)
+def test_halves_of_two_dtypes(
+    checkpoint: Path, manifest: Path, tmp_path: Path, name: str, dtypes: str
+) -> None:
+    """Scales and what is not linear are in their half's, and are compared with the checkpoint's so."""
+    engine = built(checkpoint, manifest, tmp_path / "engine", SCHEMES[name], dtype=dtypes, proof=True)
+    assert verify(engine, "cpu", note=False).verdict == "proven"
+    asked = dict(part.split("=") for part in dtypes.split(","))
+    stored = {"fp16": "F16", "bf16": "BF16", "fp32": "F32"}
+    for tensor, entry in Manifest.read(engine).tensors.items():
+        half = "encoder" if tensor.startswith("encoder.") else "decoder"
+        if tensor.endswith("bias") or (tensor.endswith("scales") and name != "smoothquant"):
+            assert entry.dtype == stored[asked.get(half, "fp32")], tensor

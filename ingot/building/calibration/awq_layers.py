@@ -58,7 +58,7 @@ class AwqLayers(LayerMethod):
 
     def _rounded(self, name: str, weight: torch.Tensor) -> Quantized:
         own = self.schemes[name].grid
-        return quantize(weight, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
+        return quantize(weight, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.half(name))
 
     def _narrowed(self, name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The weight in fp32 with its ranges cut; 8 bits have no need of it."""
@@ -68,5 +68,6 @@ class AwqLayers(LayerMethod):
             return wide
         start = value_rows_of(self.config, attention).start if leaf in ("qkv_proj", "kv_proj") else 0
         cut = wide[start:]
-        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
+        half = self.half(name)
+        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=half)
         return torch.cat([wide[:start], clipped(cut, limits, own.group)])

@@ -26,8 +26,9 @@ from ingot.building.calibration.walk_halves import (
     Half,
     num_tokens,
 )
+from ingot.config.half_dtypes import in_encoder
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.engine.assembly import Assembly, in_encoder
+from ingot.engine.assembly import Assembly
 from ingot.engine.reference_encoder import stage_names
 from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.errors import BuildError, ConfigError

@@ -49,7 +49,7 @@ class SeenInputs:
         build = assembly.build
         length = min(LENGTH, build.max_seq_len)
         layers = None if build.layers is None else (build.layers[0], build.layers[1])
-        self._key = calibration_key(source, data.sha256, data.samples, length, build.dtype, layers)
+        self._key = calibration_key(source, data.sha256, data.samples, length, str(build.dtypes), layers)
         self._kept = None if method.sample else read_ranges(path, self._key)
         self._found: dict[str, ChannelRange] = {}
         self._walk: Walk[InputStatistics] | None = None

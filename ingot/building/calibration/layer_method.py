@@ -35,7 +35,7 @@ class LayerMethod(ABC):
     def __init__(self, assembly: Assembly, device: torch.device, report_layer: Report = silent) -> None:
         self.config = assembly.model_config
         self.quant = assembly.quant
-        self.dtype = parse_dtype(assembly.build.dtype)
+        self.dtypes = assembly.build.dtypes
         self.dtype_of = assembly.dtype_of
         self.device = device
         self._report = report_layer
@@ -44,6 +44,10 @@ class LayerMethod(ABC):
             for name, linear in linears(assembly.model).items()
             if name != HEAD and self.takes(name, linear.scheme)
         }
+
+    def half(self, name: str) -> torch.dtype:
+        """The dtype of the half that a module is in."""
+        return parse_dtype(self.dtypes.at(name))
 
     def takes(self, name: str, scheme: LinearScheme) -> bool:
         """Whether it chooses for a linear layer."""

@@ -26,6 +26,7 @@ from ingot.building.golden.golden_cases import steady_threads
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.config.build_config import BuildConfig
 from ingot.config.quantization.rptq_options import RANGES
+from ingot.device import parse_dtype
 from ingot.engine.assembly import ROUNDED, Assembly, ChosenValues, StoringModule, storing_modules
 from ingot.engine.manifest import CalibrationEntry, KindRanges
 from ingot.errors import OutOfMemoryError
@@ -119,7 +120,7 @@ def write_calibrated(
             propagate=True,
             progress=lambda what, done, total: report(f"{what} {100 * done // total} %"),
         )
-    num_bytes = dense_bytes(assembly.model_config, method.dtype)
+    num_bytes = dense_bytes(assembly.model_config, parse_dtype(method.dtypes.wider))
     for name, modules in groupby(storing_modules(assembly.model), key=lambda one: one.layer):
         if name is None:  # convolutions, embeddings, last norms, the head
             _write(modules, load, device, write)

@@ -14,7 +14,7 @@ import torch
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import StackConfig
-from ingot.engine.assembly import in_encoder
+from ingot.config.half_dtypes import in_encoder
 from ingot.models.model_registry import plain_encoder
 from ingot.quant.methods.channel_folding import (
     fold_into_columns,

@@ -181,7 +181,7 @@ class _Writer:
         self._most = min(given.length, config.max_positions // 2)  # tokens of a window's text
         self._model = dense_model(assembly)
         self._weights = _Kept(partial(assembly.load, checkpoint=given.source, device=device), device)
-        self._num_bytes = dense_bytes(config, parse_dtype(assembly.build.dtype))
+        self._num_bytes = dense_bytes(config, parse_dtype(assembly.build.dtypes.wider))
 
     def ids(self, windows: Sequence[_Window]) -> list[tuple[int, ...]]:
         """Of each window: what frames a transcript, its text, the end."""

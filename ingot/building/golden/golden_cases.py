@@ -30,7 +30,8 @@ from ingot.building.golden.golden_encoder import (
 )
 from ingot.building.golden.golden_prompts import GoldenPrompt, golden_prompts, spliced_ids
 from ingot.config.build_config import BuildConfig
-from ingot.device import cpu_name, dtype_name, parse_dtype
+from ingot.config.half_dtypes import HalfDtypes
+from ingot.device import cpu_name, parse_dtype
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.proof_file import (
     Claims,
@@ -133,7 +134,6 @@ def _make(
     device: torch.device,
     progress: Progress,
 ) -> Proof | None:
-    dtype = parse_dtype(build.dtype)
     weights = EngineTensors(folder / WEIGHTS_FILE, model, device)
     with steady_threads(weights.num_bytes, weights.device) as threads:
         count = _new_tokens(weights, build.max_seq_len)
@@ -145,7 +145,7 @@ def _make(
             run = ReferenceRun(model, weights, EXACT, kv_dtype=build.kv_dtype)
             inputs = tuple(claimed(run, i, one) for i, one in enumerate(given))
             _continue(run, cases, count, progress)
-            floors = _floors(model, weights, cases, given, dtype, build.kv_dtype, progress)
+            floors = _floors(model, weights, cases, given, build, progress)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite")
             return None
@@ -155,7 +155,7 @@ def _make(
             _log.warning("the model overflows in %s, first in %s; build it with `dtype=bf16`", name, first)
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors, inputs=inputs)
     where = device_name(device)
-    return Proof.of(claims, ProofOrigin(where, threads, dtype_name(dtype), VERSION, torch.__version__))
+    return Proof.of(claims, ProofOrigin(where, threads, str(build.dtypes), VERSION, torch.__version__))
 
 
 def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_OpenCase]:
@@ -296,11 +296,10 @@ def _floors(
     weights: EngineTensors,
     cases: list[_OpenCase],
     inputs: Sequence[GoldenInput],
-    dtype: torch.dtype,
-    kv_dtype: str,
+    build: BuildConfig,
     progress: Progress,
 ) -> dict[str, Floor]:
-    """Distances of fp32 from fp64 and of the engine's dtype from fp32, over some of the cases in one pass.
+    """Distances of fp32 from fp64 and of the engine's dtypes from fp32, over some of the cases in one pass.
 
     Where activations, or keys and values, are rounded to 8 bits, a last bit of fp32 can change a quantized
     value by one, and then all that follows is off by more than fp32's noise. Whether that happens is chance.
@@ -310,18 +309,22 @@ def _floors(
     chosen = [c for c in cases if c.prompt.name in names] or cases
     if not chosen:
         return {}
-    ways: dict[str, Arithmetic] = {"fp64": FINER, "fp32": EXACT}
-    if dtype != torch.float32:
-        ways[dtype_name(dtype)] = Arithmetic(torch.float32, dtype)
+    own, kv_dtype = build.dtypes, build.kv_dtype
+    ways: dict[str, _Way] = {"fp64": (FINER, FINER), "fp32": (EXACT, EXACT)}
+    if str(own) != "fp32":
+        ways[str(own)] = _rounding(own.decoder), _rounding(own.encoder)
     if kv_dtype != "model" or any_rounded(model):
-        ways[_FLIPS] = FLIPPED
+        ways[_FLIPS] = FLIPPED, FLIPPED
     spans = [c.span((*c.ids, *c.new_ids[:-1]), 0) for c in chosen]
     runs = {
-        name: ReferenceRun(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()
+        name: ReferenceRun(
+            model, weights, way, single=True, kv_dtype=kv_dtype, encoder_arithmetic=encoder_way
+        )
+        for name, (way, encoder_way) in ways.items()
     }
     found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, inputs), progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
-    floors = {name: found.floor(name, better) for name, better in pairs.items()}
+    floors = {name: found.floor(name, better, own) for name, better in pairs.items()}
     # Libraries may sum one term after another, as they do for a single row: the error of such a sum of K
     # terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors grow as the
     # first module's does, since errors pass through the layers in proportion. The sums that set the floors
@@ -332,8 +335,18 @@ def _floors(
     scale = max(1.0, walk / next(iter(floor.modules.values())))
     modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
     floors["fp32"] = Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
+    if own.other is not None:  # until the other half's outputs come in, a half in fp32 has fp32's noise
+        floors[str(own)] = _larger(floors[str(own)], floors["fp32"])
     flips = floors.pop(_FLIPS, None)
     return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
+
+
+_Way = tuple[Arithmetic, Arithmetic]  # of the decoder, of the encoder
+
+
+def _rounding(dtype: str) -> Arithmetic:
+    """fp32, with every module's output rounded to ``dtype``."""
+    return EXACT if dtype == "fp32" else Arithmetic(torch.float32, parse_dtype(dtype))
 
 
 def _larger(one: Floor, other: Floor) -> Floor:
@@ -349,14 +362,17 @@ class _Distances:
     logits: dict[str, torch.Tensor]
     ids: torch.Tensor
 
-    def floor(self, name: str, better: str) -> Floor:
-        eps = torch.finfo(torch.float32 if name == _FLIPS else parse_dtype(name)).eps
+    def floor(self, name: str, better: str, own: HalfDtypes) -> Floor:
+        """Of one arithmetic beside a finer one; ``own``: the engine's dtypes."""
+        dtypes = own if name == str(own) else HalfDtypes.of("fp32")
+        eps = torch.finfo(parse_dtype(dtypes.decoder)).eps
+        eps_of = {n: torch.finfo(parse_dtype(dtypes.at(n))).eps for n in self.modules[name]}
         ours, theirs = self.logits[name].double(), self.logits[better].double()
         rows = max(distance(centred(a), centred(b)) for a, b in zip(ours, theirs, strict=True))
         gap = (ours.log_softmax(-1) - theirs.log_softmax(-1)).gather(1, self.ids).abs().max()
         largest = float(theirs.gather(1, self.ids).abs().max())
         logprobs = max(float(gap), eps * largest) if bool(torch.isfinite(gap)) else OVERFLOW
-        modules = {n: rounded(max(d, eps)) for n, d in self.modules[name].items()}
+        modules = {n: rounded(max(d, eps_of[n])) for n, d in self.modules[name].items()}
         return Floor(modules, rounded(max(rows, eps)), rounded(logprobs))
 
 

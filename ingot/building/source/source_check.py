@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -151,7 +151,7 @@ class _Check:
         wide = {name: p.dtype for name, p in model.named_parameters() if p.dtype == torch.float32}
         self._dtypes = {name: dtype for name, dtype in wide.items() if name.endswith("norm.weight")}
         self._tied = manifest.model.tie_word_embeddings
-        self._dtype = parse_dtype(manifest.build.dtype)
+        self._halves = manifest.build.dtypes
         self._reader = reader
         self._source = source
         self._device = device
@@ -171,11 +171,12 @@ class _Check:
             return Origin(self._read)
         taken = {name for name in self._linears if name != HEAD and quant.at(name).method == quant.method}
         # SmoothQuant multiplies columns by what a norm was really divided by.
-        unit = _FLOAT if quant.method == "smoothquant" else 0.51 * torch.finfo(self._dtype).eps
+        coarse = max(torch.finfo(parse_dtype(one)).eps for one in astuple(self._halves))
+        unit = _FLOAT if quant.method == "smoothquant" else 0.51 * coarse
         # Tensors of the checkpoint are in the dtype that they have before a method changes them.
-        dtypes, dtype = self._dtypes, self._dtype
+        dtypes, half = self._dtypes, self._half
         return Folded(
-            lambda module, leaf: self._read(module, leaf).to(dtypes.get(f"{module}.{leaf}", dtype)),
+            lambda module, leaf: self._read(module, leaf).to(dtypes.get(f"{module}.{leaf}", half(module))),
             config,
             self._weight,
             lambda module: plain_scales(self._linears[module], self._leaves(module), self._device),
@@ -184,6 +185,10 @@ class _Check:
             unit,
             self._device,
         )
+
+    def _half(self, module: str) -> torch.dtype:
+        """The dtype of a module's half."""
+        return parse_dtype(self._halves.at(module))
 
     def _stored_leaf(self, module: str, leaf: str) -> torch.Tensor:
         return self._reader.read(f"{module}.{leaf}")
@@ -249,9 +254,10 @@ class _Check:
         name = f"{one.path}.weight"
         self._expect_shape(name, known.tensor, (linear.out_features, linear.in_features))
         if not packed and (known.exact or (method == "round" and not linear.scheme.packs_fp32)):
-            known = known.cast(self._dtype)
+            known = known.cast(self._half(one.path))
         per_tensor = own.weight_scales == "tensor" and not packed
-        off = judge_narrow(linear, method, tensors, known, self._dtype, self._device, per_tensor=per_tensor)
+        dtype = self._half(one.path)
+        off = judge_narrow(linear, method, tensors, known, dtype, self._device, per_tensor=per_tensor)
         if packed and linear.scheme.static:
             scale, stored = float(tensors["input_scale"]), self._source.input_scale(one.path)
             off.add("input scale", torch.tensor([0.0 if scale == stored else torch.inf]))

@@ -85,7 +85,7 @@ class Steps:
         architecture = architecture_named(config.architecture)
         self._model = architecture.empty_model(config, limits, quant, self.plan)
         self._pass = EncoderPass(fused=fuses(self._model))  # as of the runner
-        fill(self._model, random_tensors(self._model, device, self.dtype, seed=0), device, self.dtype)
+        fill(self._model, random_tensors(self._model, device, limits.dtypes, seed=0), device, limits.dtypes)
 
     def step(self, kind: StepKind) -> Callable[[], torch.Tensor]:
         """A call that runs the step again; its inputs are always the same."""

@@ -16,6 +16,7 @@ from ingot.config.quantization.scheme_table import sample_free_schemes
 
 RARELY = "Rarely needed"
 DTYPES = ("auto", "fp16", "bf16", "fp32")
+HALF_DTYPES = "or encoder=DTYPE,decoder=DTYPE for a model with an encoder"
 
 
 def option(help: str, *names: str, panel: str | None = None, shown: str | bool = True, **rest: Any) -> Any:

@@ -34,7 +34,7 @@ class Encoder(Protocol):
         ...
 
     def __call__(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
-        """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
+        """Features of one input, or of N of one shape [N, ...], in the encoder's dtype → [positions,
         hidden_size], inputs end to end.
         """
         ...

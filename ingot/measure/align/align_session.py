@@ -193,7 +193,8 @@ def _of_same_weights(
         return source
     progress("dequantizing the engine's weights")
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
-    build = replace(target.build, dtype="fp32")  # the files hold the values that the engine stores
+    # The files hold the values that the engine stores.
+    build = replace(target.build, dtype="fp32", encoder_dtype=None)
     found = open_reference(str(own), original, target.path, build, source.device)
     found.given = source.given
     found.inputs = read_int8_inputs(Path(target.path), source.checkpoint)

@@ -18,8 +18,9 @@ from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import PICTURE
 from ingot.config.quantization.quant_config import QuantConfig
+from ingot.device import parse_dtype
 from ingot.engine.engine_facts import read_text_side
-from ingot.engine.engine_loader import compute_dtype
+from ingot.engine.engine_loader import compute_dtypes
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError, ConfigError, RequestError, TokenizerError
@@ -62,7 +63,9 @@ class AlignCase:
 
 @dataclass(frozen=True)
 class AlignTarget:
-    """An engine's facts; ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights."""
+    """An engine's facts; ``compute`` is the dtype of arithmetic, the wider one if its halves have two, and
+    ``build.dtypes`` are those of its weights.
+    """
 
     path: str
     text: TextParts
@@ -76,7 +79,7 @@ def find_target(path: str, device: torch.device, dtype: str) -> AlignTarget:
     """The engine in a folder, or the one that ``LLM`` assembles of a checkpoint or Hugging Face id."""
     folder = folder_of(path)
     manifest, text = read_text_side(folder)
-    compute = compute_dtype(manifest, device, dtype)
+    compute = parse_dtype(compute_dtypes(manifest, device, dtype).wider)
     return AlignTarget(str(folder), text, manifest.model, manifest.build, compute, manifest.quant)
 
 

@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -109,11 +109,11 @@ def _open(target: AlignTarget, checkpoint: Path, stack: ExitStack) -> tuple[_Sid
     doubt = None if quant.dense else comparable(quant, QuantConfig())
     if doubt is not None:
         names = [] if quant.rotation else [name for name in names if layer_of(name) is None]
-    dtypes = {target.build.dtype, *source_dtype.split("+"), *theirs.source_dtype.split("+")}
+    dtypes = {*astuple(target.build.dtypes), *source_dtype.split("+"), *theirs.source_dtype.split("+")}
     kinds = [torch.finfo(parse_dtype(dtype)) for dtype in dtypes if dtype in DTYPES]
     tolerance = max(kind.eps for kind in kinds), max(kind.tiny * kind.eps for kind in kinds)
     tolerance = (0.0, 0.0) if source_dtype == theirs.source_dtype else tolerance
-    unit = torch.finfo(parse_dtype(target.build.dtype)).eps
+    unit = max(torch.finfo(parse_dtype(one)).eps for one in astuple(target.build.dtypes))
     moves = Moves(quant.method != "round" or bool(quant.source), max(tolerance[0], unit))
     known = [name for name in names if name in theirs.mapped]
     own_head = _HEAD in theirs.mapped and theirs.mapped[_HEAD].tied_to is None

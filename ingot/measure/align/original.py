@@ -21,6 +21,7 @@ from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.config.build_config import BuildConfig
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.reference_run import EXACT, Arithmetic, Feed
@@ -126,10 +127,10 @@ class Checking(Reference):
 
 
 class OtherEngine(Checking):
-    """The checking decoder over another engine's weights, rounded to ``dtype`` if that is coarser."""
+    """The checking decoder over another engine's weights, rounded to ``dtypes`` where those are coarser."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, folder: Path, device: torch.device, dtypes: HalfDtypes) -> None:
+        self.dtypes = dtypes
         self.manifest = Manifest.read(folder)
         super().__init__(folder, device, self.manifest.build)
         self.name = f"the engine {folder.name}, fp32"
@@ -140,7 +141,7 @@ class OtherEngine(Checking):
 
     def _stored(self) -> Stored:
         found = super()._stored()
-        return found._replace(weights=RoundedWeights(found, self.dtype))
+        return found._replace(weights=RoundedWeights(found, self.dtypes))
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
         return self.manifest.stop_ids, "the other engine"
@@ -152,7 +153,7 @@ class HuggingFace(Reference):
     def __init__(self, checkpoint: Path, device: torch.device, build: BuildConfig) -> None:
         super().__init__("Hugging Face's class, fp32", checkpoint, device)
         self.num_layers = None if build.layers is None else build.layers[1]
-        self.weights = parse_dtype(build.dtype)
+        self.weights = build.dtypes
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
@@ -207,13 +208,14 @@ class HuggingFace(Reference):
 
 
 @torch.no_grad()
-def round_weights(model: torch.nn.Module, dtype: torch.dtype, *, wide_norms: bool) -> None:
-    """Round every floating-point parameter to ``dtype``, in place; with ``wide_norms`` except those of norms.
-    Buffers (rotary tables) stay as they are.
+def round_weights(model: torch.nn.Module, dtypes: HalfDtypes, *, wide_norms: bool) -> None:
+    """Round every floating-point parameter to its half's dtype, in place; with ``wide_norms`` except those of
+    norms. Buffers (rotary tables) stay as they are.
     """
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not (wide_norms and "norm" in name):
-            parameter.copy_(parameter.to(dtype))
+            own = dtypes.at(name.removeprefix("model."))  # model.encoder.layers.0…
+            parameter.copy_(parameter.to(parse_dtype(own)))
 
 
 class Trace(Reference):
@@ -271,7 +273,7 @@ def open_reference(
                 field="original",
                 fix="`original=ingot`, or a checkpoint",
             )
-        return OtherEngine(path, device, parse_dtype(build.dtype))
+        return OtherEngine(path, device, build.dtypes)
     folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
         return Checking(folder, device, build)

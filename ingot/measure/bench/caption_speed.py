@@ -180,7 +180,7 @@ def _encoder_figures(llm: LLM, count: int, wanted: CaptionBench) -> dict[str, An
     device, model = llm.engine.device, llm.engine.model
     forward_pass = EncoderPass(fused=device.type == "cuda")
     with on_device(device):
-        pixels = _pictures(model.config, count, (wanted.seed, 7)).to(device, llm.engine.dtype)
+        pixels = _pictures(model.config, count, (wanted.seed, 7)).to(device, model.encoder_dtype)
         encode = partial(model.encode, pixels, forward_pass)
         encode()
         whole = [_timed(encode, device) for _ in range(wanted.repeats)]

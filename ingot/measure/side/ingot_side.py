@@ -17,7 +17,6 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import batch_buckets
-from ingot.device import dtype_name
 from ingot.errors import OutOfMemoryError
 from ingot.llm import LLM
 from ingot.measure.side.freed_memory import free_memory, seconds_since
@@ -154,7 +153,7 @@ class IngotSide:
         return {
             "architecture": engine.manifest.model.architecture,
             "parameters": sum(p.numel() for p in engine.model.parameters()),
-            "dtype": dtype_name(engine.dtype),
+            "dtype": str(engine.dtypes),
             "quantization": engine.manifest.quant.label,
             "max_seq_len": self.max_seq_len,
             "load_s": round(self.load_s, 3),

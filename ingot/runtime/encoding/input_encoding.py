@@ -44,7 +44,7 @@ class Encoding:
         at_once: int = 1,
         cuda_graphs: bool = False,
     ) -> None:
-        config, self.dtype = model.config, model.dtype
+        config = model.config
         assert config.encoder is not None
         self._positions = at_once * config.encoder.max_positions
         self._graphs: EncoderGraphs | None = None
@@ -60,7 +60,7 @@ class Encoding:
         self.splices = False  # the step, which is not one of decodes then
         if config.splices:
             shape = (num_blocks * block_size, config.hidden_size)
-            self._rows = torch.zeros(shape, dtype=self.dtype, device=device)
+            self._rows = torch.zeros(shape, dtype=model.dtype, device=device)
             self._placed = torch.full((TOKEN_BUCKETS[-1],), -1, dtype=torch.int64, device=device)
         for layer, cache in zip(model.layers if config.crosses else (), caches, strict=False):
             assert isinstance(layer, DecoderLayer)
@@ -125,7 +125,7 @@ class Encoding:
         self, features: torch.Tensor, slots: torch.Tensor, between: Callable[[], None] | None = None
     ) -> None:
         """Encode features [N, ...] into the places [N * positions] of their outputs."""
-        encoded = self.model.encode(features.to(self.dtype), replace(self._pass, between=between))
+        encoded = self.model.encode(features, replace(self._pass, between=between))
         assert encoded.shape[0] == slots.shape[0]
         if not self._layers:
             self._rows[slots] = encoded

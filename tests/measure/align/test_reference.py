@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import QuantConfig
+from ingot.device import dtype_name
 from ingot.measure.align.align_session import _quant_text
 from ingot.measure.align.original import OtherEngine, round_weights
 from ingot.measure.align.stages.staged_run import RoundedWeights
@@ -49,7 +51,7 @@ def test_another_engine_s_weights_are_rounded_to_a_coarser_dtype(
     weights = Stored(theirs)
     config = SimpleNamespace(wide_norms=wide_norms)
     stored: Any = SimpleNamespace(weights=weights, model=SimpleNamespace(config=config))
-    rounded = RoundedWeights(stored, ours)
+    rounded = RoundedWeights(stored, HalfDtypes.of(dtype_name(ours)))
     order = [torch.float32, torch.float16, torch.bfloat16]
     coarser = max(ours, theirs, key=order.index)
     for name in NAMES:
@@ -74,7 +76,7 @@ def test_a_class_s_weights_are_rounded_in_place(wide_norms: bool) -> None:
     model = Model()
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, VALUE)
-    round_weights(model, torch.bfloat16, wide_norms=wide_norms)
+    round_weights(model, HalfDtypes.of("bf16"), wide_norms=wide_norms)
     found = {name: float(value.flatten()[0]) for name, value in model.state_dict().items()}
     norm = VALUE if wide_norms else 1.0
     assert found == {

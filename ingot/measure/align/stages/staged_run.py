@@ -10,7 +10,9 @@ import torch
 
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.config.build_config import BuildConfig
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import QuantConfig
+from ingot.device import parse_dtype
 from ingot.engine.assembly import Assembly, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
 from ingot.engine.reference_encoder import keep_for, own_stages
@@ -175,20 +177,21 @@ class _Assembled:
 
 
 class RoundedWeights:
-    """Dense weights, biases and norms rounded to a dtype that is coarser than theirs."""
+    """Dense weights, biases and norms rounded to their half's dtype, where that is coarser than theirs."""
 
-    def __init__(self, stored: Stored, dtype: torch.dtype) -> None:
+    def __init__(self, stored: Stored, dtypes: HalfDtypes) -> None:
         self.device = stored.weights.device
         self._wide_norms = stored.model.config.wide_norms
-        self._weights, self._dtype = stored.weights, dtype
+        self._weights, self._dtypes = stored.weights, dtypes
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._weights[name]
         if not (tensor.is_floating_point() and name.endswith((".weight", ".bias"))):
             return tensor
-        coarser = torch.finfo(self._dtype).eps > torch.finfo(tensor.dtype).eps
+        dtype = parse_dtype(self._dtypes.at(name))
+        coarser = torch.finfo(dtype).eps > torch.finfo(tensor.dtype).eps
         kept = self._wide_norms and "norm" in name
-        return tensor.to(self._dtype) if coarser and not kept else tensor
+        return tensor.to(dtype) if coarser and not kept else tensor
 
     def release(self) -> None:
         self._weights.release()

@@ -189,7 +189,7 @@ def _encode(executor: Executor, requests: _Requests, batch: int) -> ReadyStep:
     def outputs() -> torch.Tensor:
         """Each input's by itself."""
         way = EncoderPass(fused=runner.forward.fused)
-        given = [job.given.features.to(runner.device, runner.model.dtype) for job in jobs]
+        given = [job.given.features.to(runner.device) for job in jobs]
         return torch.cat([runner.model.encode(features[None], way) for features in given]).float().cpu()
 
     return ReadyStep(runner, call, outputs, facts)

@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from ingot.config.half_dtypes import in_encoder
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.scheme_table import choosing
-from ingot.engine.assembly import in_encoder
 
 _ENCODER = "encoder."
 _LAYER = re.compile(r"(?:\w+\.)*?layers\.\d+\.")
