@@ -106,8 +106,8 @@ def manifest_of(shape: str, name: str) -> Manifest:
 
 def packed_weights(manifest: Manifest, device: torch.device) -> Weights:
     """Random weights as an engine stores them, packed on the device, in the host's memory."""
-    dtype = parse_dtype(manifest.build.dtype)
-    found = {name: t.cpu() for name, t in random_tensors(model_of(manifest), device, dtype, seed=0)}
+    dtypes = manifest.build.dtypes
+    found = {name: t.cpu() for name, t in random_tensors(model_of(manifest), device, dtypes, seed=0)}
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -116,10 +116,11 @@ def packed_weights(manifest: Manifest, device: torch.device) -> Weights:
 
 def loaded(manifest: Manifest, weights: Weights, device: torch.device, runtime: RuntimeConfig) -> Engine:
     """An engine of these weights, loaded as that of a folder."""
-    model, dtype = model_of(manifest), engine_loader.compute_dtype(manifest, device)
-    setting = engine_loader.setting_of(manifest, dtype, device, runtime)
+    model, dtypes = model_of(manifest), engine_loader.compute_dtypes(manifest, device)
+    setting = engine_loader.setting_of(manifest, dtypes, device, runtime)
     with explained(engine_loader.NO_ROOM, setting, device, own=0):
-        fill(model, weights.items(), device, dtype, runtime)
+        fill(model, weights.items(), device, dtypes, runtime)
+    dtype = parse_dtype(dtypes.decoder)
     return Engine(manifest, model, TextParts(None, None, ()), KernelPlan(), device, dtype)
 
 

@@ -15,6 +15,7 @@ from benchmarks.small_cards import SHAPES as SMALL_CARDS
 from ingot import LLM
 from ingot.building.ledger_source import read_setting
 from ingot.building.random_weights import config_manifest
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
@@ -125,7 +126,7 @@ class TestLoading:
         model = model_of(manifest(folder), KernelPlan())
         model.rotary = None
         table = (torch.arange(97 * 32) % 1024).view(97, 32).half()
-        fill(model, [("embed_tokens.weight", table)], device, torch.float32, runtime)
+        fill(model, [("embed_tokens.weight", table)], device, HalfDtypes.of("fp32"), runtime)
         return model.embed_tokens.weight
 
     def test_it_is_pinned_in_the_dtype_of_arithmetic(
