@@ -10,6 +10,7 @@ import pytest
 from ingot.building.builder import build
 from ingot.config.build_config import BuildConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.measure.bench.ceiling import Ceiling
 from tests.e2e.terminal import ingot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,35 @@ def test_batch_invariance_is_asked_for(
     assert plain.exit_code == invariant.exit_code == 0
     assert plain.stdout == invariant.stdout
     assert [runtime.batch_invariant for _, runtime in setups] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "Hi", "--max-new-tokens", 2],
+        ["verify"],
+        ["eval", "perplexity", "--data", "{text}", "--window", 16],
+        ["bench", "latency", "--batch", 1, "--prompt-tokens", 4, "--new-tokens", 2, "--repeats", 1],
+    ],
+    ids=["run", "verify", "eval", "bench"],
+)
+def test_the_embedding_s_place_is_asked_for(
+    engine: Path,
+    words: list[object],
+    setups: list[tuple[BuildConfig, RuntimeConfig]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ceiling = Ceiling(1.0, 1.0, "fp32", 1, 1)
+    monkeypatch.setattr("ingot.measure.bench.bench_session.measure_ceiling", lambda *_: ceiling)
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 4)
+    place = 2 if words[0] in ("eval", "bench") else 1
+    words = [text if word == "{text}" else word for word in words]
+    words = [*words[:place], engine, *words[place:], "--device", "cpu"]
+    results = [ingot(*words, "--embedding", where) for where in ("host", "device")]
+    assert [result.exit_code for result in results] == [0, 0], [result.stderr for result in results]
+    assert {runtime.embedding for _, runtime in setups} == {"host", "device"}
 
 
 @pytest.mark.parametrize(

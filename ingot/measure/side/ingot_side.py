@@ -17,6 +17,7 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import batch_buckets
+from ingot.engine.engine_loader import Engine
 from ingot.errors import OutOfMemoryError
 from ingot.llm import LLM
 from ingot.measure.side.freed_memory import free_memory, seconds_since
@@ -146,7 +147,7 @@ class IngotSide:
             self._reopen(blocks)
 
     def memory(self) -> Memory:
-        return Memory(_bytes(self.llm.engine.model), self._cache_bytes(), peak_bytes(self.device))
+        return Memory(_bytes(self.llm.engine), self._cache_bytes(), peak_bytes(self.device))
 
     def model_facts(self) -> dict[str, Any]:
         engine = self.llm.engine
@@ -170,7 +171,7 @@ class IngotSide:
             "warm_up_s": round(self._warm_up_s, 3),
             "max_batch_size": self.max_batch_size,
             "runtime": self.llm.runtime.to_json(),
-            "weights_gb": round(_bytes(engine.model) / 1e9, 3),
+            "weights_gb": round(_bytes(engine) / 1e9, 3),
             "kv_cache_gb": round(self._cache_bytes() / 1e9, 3),
             "preemptions": executor.num_preemptions,
             **gpu_peak(self.device),
@@ -227,5 +228,6 @@ def _load(spec: SideSpec) -> LLM:
     )
 
 
-def _bytes(model: torch.nn.Module) -> int:
-    return sum(p.nbytes for p in model.parameters())
+def _bytes(engine: Engine) -> int:
+    """Of the weights on the device: an embedding may be on the host."""
+    return sum(p.nbytes for p in engine.model.parameters() if p.device.type == engine.device.type)
