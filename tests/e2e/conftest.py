@@ -67,7 +67,7 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BuildConfig, RuntimeCo
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny random checkpoints by kind."""
     root = tmp_path_factory.mktemp("models")
-    for kind in ("gpt2", "llama", "qwen3"):
+    for kind in ("gpt2", "llama", "opt", "qwen3"):
         save_model(tiny_config(kind), root / kind, seed=1)
     save_model(tiny_config("gemma2"), root / "gemma2", seed=3)  # one that does not repeat itself
     save_model(tiny_config("mistral", sliding_window=11), root / "window", seed=1)

@@ -26,13 +26,13 @@ def golden_100(golden: Path) -> tuple[list[int], Path]:
 class TestCuda:
     """What only a GPU has: graphs, fp16, another device to agree with."""
 
-    @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "opt", "qwen3", "window"])
     def test_logits_are_the_cpus(self, make: Make, kind: str) -> None:
         for prompt in PROMPTS[4:]:
             ours, cpu = make(kind, "cuda").logits(prompt), make(kind).logits(prompt)
             assert float((ours - cpu).abs().max() / cpu.abs().max()) < 1e-4
 
-    @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "opt", "qwen3", "window"])
     def test_graphs_are_eager(self, make: Make, kind: str) -> None:
         graphs, eager = make(kind, "cuda"), make(kind, "cuda", cuda_graphs=False)
         params = mixed_params(len(PROMPTS))

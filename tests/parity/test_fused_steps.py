@@ -32,6 +32,7 @@ VARIANTS = {
     "qwen3": {},
     "gemma2": {},
     "gpt2": {},
+    "opt": {},
 }
 PROMPTS = [[5, 6, 7], list(range(30)), [90]]
 PARAMS = SamplingParams(max_new_tokens=16, ignore_eos=True, logprobs=4)
@@ -121,7 +122,7 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
-@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2", "gpt2", "opt"])
 def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in fewer bits with more rows than the small kernels take."""
     llm = llm_of(name, tmp_path, quant=quant)
@@ -216,8 +217,13 @@ def test_fused_is_by_module_on_a_gpu(
     expect_near_on_a_gpu(golden / "llama_aidreams260K" / "hf", dtype, graphs, same=3)
 
 
-OTHER_SHAPES = ["qwen3", "gpt2", "llama-mlp-bias", "gemma2"]
-ROUNDED_APART = {"qwen3", "gpt2", "llama-mlp-bias"}  # in w8a8 and fp16: test_activations_in_8_bits_on_a_gpu
+OTHER_SHAPES = ["qwen3", "gpt2", "opt", "llama-mlp-bias", "gemma2"]
+ROUNDED_APART = {
+    "qwen3",
+    "gpt2",
+    "opt",
+    "llama-mlp-bias",
+}  # in w8a8 and fp16: test_activations_in_8_bits_on_a_gpu
 
 
 @pytest.mark.gpu

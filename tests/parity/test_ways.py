@@ -71,6 +71,9 @@ def kinds(llm: LLM, step: Step) -> list[str]:
         ("gpt2", {}, "w8a16", 8, "Small Small Small Small Small"),
         ("gpt2", {}, "w8a16", 9, "Packed Packed Packed Packed Small"),
         ("gpt2", {}, "w8a8", 8, "Int8 Int8 Int8 Int8 Small"),
+        ("opt", {}, "none", 8, "Small Small Small Small Small"),
+        ("opt", {}, "w4a16", 9, "Packed Packed Packed Packed Small"),
+        ("opt", {}, "w8a8", None, "Int8 Int8 Int8 Int8 module"),
     ],
 )
 def test_products(

@@ -50,6 +50,19 @@ def test_it_is_proven_and_aligned(name: str, dtype: str, samples: Path, tmp_path
     assert report.aligned, report.first_stage
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("scheme", ["rptq-w8a8", "rptq-w4a8", "rptq-w4a4"])
+def test_opt_in_blocks_is_proven_and_aligned(scheme: str, dtype: str, samples: Path, tmp_path: Path) -> None:
+    """RPTQ's own model: blocks behind LayerNorm and ReLU, which no gate is in front of."""
+    sizes = {"hidden_size": 256, "ffn_dim": 512, "num_attention_heads": 4}
+    save_model(tiny_config("opt", **sizes), tmp_path / "c", seed=3)
+    options = {"dtype": dtype, "calib": samples, "device": "cuda", "tune": False}
+    folder = build(tmp_path / "c", tmp_path / "e", quant=QuantConfig(scheme, 64), **options)  # type: ignore[arg-type]
+    found = verify(folder, "cuda", note=False, source=tmp_path / "c")
+    assert found.verdict == "proven", found.failures
+    assert align(folder, tmp_path / "c", [random_ids(40)], steps=3, device="cuda").aligned
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("static", "bf16"), ("smoothed", "bf16"), ("rptq-w8a8, 32", "fp32")]
 )

@@ -32,8 +32,8 @@ MEAN = {"fp16": 0.006, "bf16": 0.06}
 
 
 def checkpoint(kind: str, folder: Path) -> Path:
-    sizes: dict[str, Any] = {"n_embd": 256} if kind == "gpt2" else SIZES
-    save_model(tiny_config(kind, **sizes), folder, seed=3)
+    own: dict[str, dict[str, Any]] = {"gpt2": {"n_embd": 256}, "opt": {"hidden_size": 256, "ffn_dim": 512}}
+    save_model(tiny_config(kind, **own.get(kind, SIZES)), folder, seed=3)
     return folder
 
 
@@ -57,7 +57,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "opt"])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("batch", [1, 5, 40, 70])
 def test_fused_and_by_module_are_the_reference(
@@ -73,7 +73,7 @@ def test_fused_and_by_module_are_the_reference(
         clear.check(llm, clear.answers(batch), MEAN[dtype], "fused" if fused else "by module")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_engine_is_proven_here(name: str, kind: str, tmp_path: Path) -> None:
     folder = checkpoint(kind, tmp_path / "checkpoint")

@@ -9,6 +9,7 @@ has one scale, as in the paper's code.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -45,19 +46,20 @@ class RptqLayers(GptqLayers):
     def takes(self, name: str, scheme: LinearScheme) -> bool:
         return scheme.form == "blocks" or super().takes(name, scheme)
 
-    def _in_blocks(self, name: str) -> Int8Blocks | None:
+    def in_blocks(self, name: str) -> Int8Blocks | None:
+        """The scheme of a linear layer; None: its input is not in blocks."""
         scheme = self.schemes.get(name)
         return cast(Int8Blocks, scheme) if scheme is not None and scheme.form == "blocks" else None
 
     def statistic(self, name: str, in_features: int) -> Statistic | None:
-        scheme = self._in_blocks(name)
+        scheme = self.in_blocks(name)
         if scheme is None:
             return super().statistic(name, in_features)
         return InputStatistics.of(in_features, self.device, hessian=True, sample=SAMPLE, records=True)
 
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
         """Orders of the whole layer, then the values of each narrow linear layer."""
-        schemes = {name: self._in_blocks(name) for name in layer.inputs if name in self.schemes}
+        schemes = {name: self.in_blocks(name) for name in layer.inputs if name in self.schemes}
         orders = {}
         for name, scheme in schemes.items():
             if scheme is None:
@@ -112,31 +114,39 @@ class RptqLayers(GptqLayers):
         cost = partial(scheme.cost, weight, seen, ranges=self._rptq.ranges)
         both, clusters = (ranges.lowest, ranges.highest), self._rptq.clusters[site]
         path = name.rpartition(".")[0]
-        if not scheme.ordered and name.endswith(".o_proj"):
+        is_free = not cast(Int8Blocks, self.schemes[name]).ordered
+        if is_free and name.endswith(".o_proj"):
             made = value_rows_of(self.config, path)
             heads, shared = made.num_kv_heads, made.num_heads // made.num_kv_heads
             pairs = orders_by_heads(*both, heads, shared, block=scheme.block, clusters=clusters)
             rows, order = min(pairs, key=lambda pair: cost(pair[1]))
-            _move_rows(layer, made.maker, made.start, rows, made.has_bias)
+            maker = Maker(made.maker, made.start, rows, made.has_bias)
         else:
             order = min(channel_orders(*both, scheme.block, clusters), key=cost)
-            if scheme.ordered:
+            if not is_free:
                 return order
             shape = layer_shape(self.config, name)
             gated = isinstance(shape, DecoderConfig) and shape.gated
-            maker = f"{path}.gate_up_proj" if gated else f"{path}.up_proj"
             rows = torch.cat([order, order + len(order)]) if gated else order
-            _move_rows(layer, maker, 0, rows, shape.mlp_bias)
-        layer.replace(f"{name}.weight", layer.weight(f"{name}.weight")[:, order])
+            maker = Maker(f"{path}.gate_up_proj" if gated else f"{path}.up_proj", 0, rows, shape.mlp_bias)
+        self._move(layer, name, order, maker)
         return order
 
+    def _move(self, layer: CalibratedLayer[Any], name: str, order: torch.Tensor, maker: Maker) -> None:
+        """Put an input's channels in order: the rows that make them, and the weight's columns."""
+        start, end = maker.start, maker.start + len(maker.rows)
+        for leaf in ("weight", "bias") if maker.has_bias else ("weight",):
+            tensor = layer.weight(f"{maker.name}.{leaf}").clone()
+            tensor[start:end] = tensor[start:end][maker.rows]
+            layer.replace(f"{maker.name}.{leaf}", tensor)
+        layer.replace(f"{name}.weight", layer.weight(f"{name}.weight")[:, order])
 
-def _move_rows(
-    layer: CalibratedLayer[Any], name: str, start: int, rows: torch.Tensor, has_bias: bool
-) -> None:
-    """Outputs of a linear layer from ``start`` on in another order."""
-    for leaf in ("weight", "bias") if has_bias else ("weight",):
-        tensor = layer.weight(f"{name}.{leaf}").clone()
-        end = start + len(rows)
-        tensor[start:end] = tensor[start:end][rows]
-        layer.replace(f"{name}.{leaf}", tensor)
+
+@dataclass(frozen=True)
+class Maker:
+    """The linear layer that makes an input: its outputs from ``start`` on will be in the order ``rows``."""
+
+    name: str
+    start: int
+    rows: torch.Tensor
+    has_bias: bool

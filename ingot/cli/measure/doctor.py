@@ -31,6 +31,7 @@ from ingot.cli.terminal.step_list import bar_shown
 from ingot.config.quantization.quant_file import quant_text, read_quant
 from ingot.config.quantization.scheme_table import (
     MILDEST,
+    block_schemes,
     choosing,
     ladder_schemes,
     listed,
@@ -59,6 +60,9 @@ _LEAST = f"What the mix minimizes: bytes or time. {_EITHER} take either, {_TIMED
 _UP_TO = f"The highest precision that a layer may get: {MILDEST}, or none: the engine's dtype."
 _GROUP = f"Columns per scale in {_GROUPED}: 32, 64, 128, or 0: one scale per row."
 _SYMMETRIC = f"Whether {_GROUPED} goes without zero points."
+_BLOCKS = listed(block_schemes(), "or")
+_CALIB = f"Samples to calibrate {_BLOCKS} with, as for `ingot build`; others than --data."
+_SAMPLES = "Maximum samples to use from --calib."
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class DoctorFlags:
     symmetric: Annotated[
         bool | None, option(_SYMMETRIC, "--symmetric/--asymmetric", shown="asymmetric", panel=RARELY)
     ] = None
+    calib: Annotated[Path | None, option(_CALIB)] = None
+    calib_samples: Annotated[int | None, option(_SAMPLES, shown="128", panel=RARELY, min=1)] = None
     out: Annotated[Path, option("The file to write, for `ingot build --quant`.")] = Path("doctor.yaml")
     as_json: AsJson = False
     json_file: JsonFile = None
@@ -125,6 +131,7 @@ def doctor(flags: DoctorFlags) -> None:
 
     reading = WindowSettings(flags.window, None, flags.max_tokens or MAX_TOKENS)
     options = given(least=flags.least, up_to=flags.up_to, device=flags.device)
+    options |= given(calib=flags.calib, calib_samples=flags.calib_samples)
     wanted = Wanted(flags.checkpoint, chosen, allowed, reading=reading, **options)
     check_wanted(wanted)
     items = read_data(
@@ -161,9 +168,9 @@ def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
         raise typer.Exit(_NONE_HOLDS)
     with atomic_file(out) as part:
         part.write_text(quant_text(found.quant, comments(found, command)), encoding="utf-8")
-    stderr().print(
-        f"written: {out}; ingot build {found.wanted.checkpoint} -o ENGINE --quant {out}", markup=False
-    )
+    calib = f" --calib {flags.calib}" if found.quant.calibrated else ""
+    line = f"written: {out}; ingot build {found.wanted.checkpoint} -o ENGINE --quant {out}{calib}"
+    stderr().print(line, markup=False)
 
 
 def _budget(text: str) -> float:

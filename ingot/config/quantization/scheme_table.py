@@ -68,7 +68,7 @@ SCHEMES = {
     ),
 } | {
     f"rptq-w{weight_bits}a{input_bits}": SchemeInfo(
-        weight_bits, input_bits, method=("gptq", "round"), group=GROUPS[1:], in_blocks=True
+        weight_bits, input_bits, method=("gptq", "round"), group=GROUPS[1:], in_blocks=True, wider="w8a16"
     )
     for weight_bits, input_bits in ((8, 8), (4, 8), (4, 4))
 }

@@ -66,7 +66,12 @@ def diagnosed(checkpoint: Path, samples: Path, budget: float, **wanted: object) 
 
 def kl_of(checkpoint: Path, quant: QuantConfig, samples: Path, folder: Path) -> float:
     """Mean KL of an engine with these schemes, by the runtime."""
-    engine = build(checkpoint, folder, quant=quant, device="cpu", proof=False)
+    return kl_of_engine(
+        build(checkpoint, folder, quant=quant, device="cpu", proof=False), checkpoint, samples
+    )
+
+
+def kl_of_engine(engine: Path, checkpoint: Path, samples: Path) -> float:
     sides = [SideSpec(str(one), device="cpu") for one in (engine, checkpoint)]
     found = divergence(sides[0], sides[1], read_data(samples), limits_for("divergence"))
     return float(found.record["divergence"]["kl_mean"])
@@ -204,6 +209,64 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
     assert first.tried == second.tried
 
 
+# --- RPTQ --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("opt") / "hf"
+    save_model(tiny_config("opt", hidden_size=64, ffn_dim=96), folder, seed=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calib(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calib") / "calib.jsonl"
+    return write_ids(path, *(random_ids(60, seed=100 + n) for n in range(6)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"), [("opt", "rptq-w4a8"), ("opt", "rptq-w4a4"), ("llama", "rptq-w4a4")]
+)
+def test_a_layer_alone_in_blocks_costs_what_an_engine_with_it_costs(
+    kind: str, scheme: str, opt: Path, llama: Path, samples: Path, calib: Path, tmp_path: Path
+) -> None:
+    """Its order, ranges and values are those that a build chooses, wherever the order is kept."""
+    folder = {"opt": opt, "llama": llama}[kind]
+    wanted = Wanted(str(folder), QuantConfig(scheme, 32), 10.0, device="cpu", calib=calib)
+    found = doctor(wanted, read_data(samples))
+    assert found.ladder == (scheme, "w8a16", "none")
+    assert found.quant == wanted.quant
+    for layer in found.layers[:4]:
+        quant = QuantConfig("none", 32, layers={layer.name: scheme})
+        engine = build(
+            folder, tmp_path / layer.name, quant=quant, device="cpu", proof=False, calib=calib, dtype="fp32"
+        )
+        other = kl_of_engine(engine, folder, samples)
+        assert layer.kl[scheme] == pytest.approx(other, rel=2e-2), layer.name
+        assert layer.num_bytes[scheme] >= layer.num_weights, "of int8"
+
+
+def test_rptq_from_the_terminal_to_an_engine(opt: Path, samples: Path, calib: Path, tmp_path: Path) -> None:
+    """A file of RPTQ's options goes in, and a mix with them comes out, which builds."""
+    given, out, reported = (tmp_path / name for name in ("rptq.yaml", "mixed.yaml", "found.json"))
+    given.write_text("scheme: rptq-w4a4\ngroup: 32\nrptq: {ranges: minmax, eight_bits: [R1, R3, R4]}\n")
+    words = ("--data", samples, "--calib", calib, "--quant", given, "--device", "cpu")
+    shown = ingot("doctor", opt, *words, "--budget", "kl_mean=9", "--out", out, "--json-file", reported)
+    assert shown.exit_code == 0, shown.output
+    assert "layers.1.mlp.down_proj" in shown.stdout
+    assert shown.stderr.replace("\n", "").endswith(f"--quant {out} --calib {calib}")
+    whole = json.loads(reported.read_text())["uniform"]["rptq-w4a4"]["kl_measured"]
+    shown = ingot("doctor", opt, *words, "--budget", f"kl_mean={whole / 2}", "--out", out, "--force")
+    assert shown.exit_code == 0, shown.output
+    quant = read_quant(str(out))
+    assert quant.rptq is not None
+    assert (quant.scheme, quant.group, quant.rptq.ranges) == ("rptq-w4a4", 32, "minmax")
+    assert 0 < len(quant.layers) < 8
+    engine = build(opt, tmp_path / "engine", quant=quant, device="cpu", proof=False, calib=calib)
+    assert kl_of_engine(engine, opt, samples) < whole
+
+
 # --- the terminal ----------------------------------------------------------------------------------------
 
 
@@ -216,7 +279,12 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
         (("--budget", "ppl=1"), "kl_mean=X"),
         (("--quant", "w5a16"), "unknown quantization scheme"),
         (("--quant", "none"), "nothing to choose"),
-        (("--quant", "rptq-w8a8"), "doctor does not support this scheme"),
+        (("--quant", "w4a8"), "doctor does not support this scheme"),
+        (("--quant", "rptq-w8a8"), "this scheme needs calibration data"),
+        (("--calib-samples", "4"), "this scheme uses no calibration data"),
+        (("--quant", "rptq-w8a8", "--calib", "absent.jsonl"), "absent.jsonl"),
+        (("--quant", "rptq-w8a8", "--calib-samples", "0"), "--calib-samples"),
+        (("--quant", "rptq-w4a8", "--calib", "absent.jsonl", "--least", "bytes"), "no fewer bytes"),
         (("--quant", "w8a8", "--least", "bytes"), "no fewer bytes"),
         (("--least", "joules"), "no such objective"),
         (("--up-to", "w8a8"), "no such scheme for --up-to"),

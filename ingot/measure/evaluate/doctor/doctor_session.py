@@ -7,7 +7,7 @@ found.quant                                    # a QuantConfig for build(…, qu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,19 @@ from typing import Any
 import torch
 
 from ingot.building.calibration.calibrate import dense_model
+from ingot.building.calibration.calibration_data import SAMPLES, SampleFile
+from ingot.building.calibration.quantize import warn_of_few
+from ingot.building.calibration.rptq_alone import calibrated_alone
+from ingot.building.calibration.sample_readers import read_samples
 from ingot.building.golden.golden_cases import steady_threads
-from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, BuildConfig
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.scheme_table import SCHEMES
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assembly import Assembly, build_config
+from ingot.engine.engine_text import read_text_parts
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.measure.evaluate.data_file import DataFile
@@ -31,6 +36,7 @@ from ingot.measure.evaluate.doctor.precision_choice import Mix, Option, choose, 
 from ingot.measure.evaluate.doctor.precision_options import (
     DENSE,
     LayerOptions,
+    StoredForm,
     ladder_of,
     options_of,
     saves_time_only,
@@ -52,12 +58,14 @@ class Wanted:
 
     Attributes:
         checkpoint: a folder or a Hugging Face id.
-        quant: the scheme to begin with, one for all layers, with its group and symmetry.
+        quant: the scheme to begin with, one for all layers, with its group and symmetry, or RPTQ's options.
         budget: limit of the mean KL, in nats.
         least: ``bytes`` of weights, or ``time``; None: bytes, and time for a scheme that takes no fewer bytes
             than the next wider one.
         up_to: the widest scheme of the ladder that a layer may have.
         reading: how texts are read, as for a divergence.
+        calib: samples that RPTQ's values and ranges are chosen by, as for a build.
+        calib_samples: most samples to take of it; None: 128.
     """
 
     checkpoint: str
@@ -67,6 +75,8 @@ class Wanted:
     up_to: str = DENSE
     device: str = "auto"
     reading: WindowSettings = field(default_factory=lambda: WindowSettings(max_tokens=MAX_TOKENS))
+    calib: Path | None = None
+    calib_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -120,11 +130,14 @@ class Diagnosis:
 def check_wanted(wanted: Wanted) -> tuple[str, ...]:
     """The ladder of schemes, or ConfigError if the values cannot be combined."""
     quant = wanted.quant
-    if quant != QuantConfig(quant.scheme, quant.group, quant.symmetric):
-        raise ConfigError(
-            "doctor starts from one scheme with plain rounding", seen=quant.summary, field="quant"
-        )
+    plain = QuantConfig(quant.scheme, quant.group, quant.symmetric)
+    if quant.in_blocks:
+        plain = plain.replace(method=quant.method, rptq=quant.rptq)
+    if quant != plain:
+        what = "doctor starts from one scheme with plain rounding, or RPTQ's own"
+        raise ConfigError(what, seen=quant.summary, field="quant")
     ladder = ladder_of(quant.scheme, wanted.up_to)
+    _check_samples(wanted)
     if not wanted.budget > 0:
         raise ConfigError(
             "a budget must be above 0", seen=wanted.budget, field="budget", fix="`budget=kl_mean=X`"
@@ -150,6 +163,26 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
     return ladder
 
 
+def _check_samples(wanted: Wanted) -> None:
+    """Raise ConfigError where RPTQ has no calibration samples, or another scheme has."""
+    needs, given = wanted.quant.in_blocks, {"calib": wanted.calib, "calib_samples": wanted.calib_samples}
+    if needs and wanted.calib is None:
+        raise ConfigError(
+            "this scheme needs calibration data, other than the texts it is measured on",
+            seen=wanted.quant.scheme,
+            field="calib",
+            fix="`calib=FILE`",
+        )
+    odd = next((name for name, value in given.items() if value is not None and not needs), None)
+    if odd is not None:
+        raise ConfigError(
+            "this scheme uses no calibration data",
+            seen=f"{wanted.quant.scheme}, {odd}={given[odd]}",
+            field="quant",
+            fix=f"an RPTQ scheme; or leave out `{odd}`",
+        )
+
+
 def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> Diagnosis:
     """Measure every layer alone, choose, and measure the choice."""
     ladder, device = check_wanted(wanted), resolve_device(wanted.device)
@@ -168,7 +201,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source)
         num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
         if device.type == "cpu":
-            _expect_room(assembly, samples.texts)
+            _expect_room(assembly, samples.texts, sum(one.num_weights for one in layers if wanted.calib))
         facts = {
             "checkpoint": wanted.checkpoint,
             "dtype": build.dtype,
@@ -179,6 +212,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         }
         try:
             with torch.inference_mode(), steady_threads(num_bytes, device):
+                layers = _calibrated(wanted, layers, source, build, device, progress)
                 probe = PrecisionProbe(dense_model(assembly), load, samples.texts, device, dtype)
                 return _Session(wanted, ladder, layers, probe, progress).run(facts)
         except torch.OutOfMemoryError:
@@ -189,8 +223,35 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
             ) from None
 
 
-def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
-    """A CPU keeps all weights in fp32, and a few rows per token and encoder position."""
+def _calibrated(
+    wanted: Wanted,
+    layers: list[LayerOptions],
+    source: Checkpoint,
+    build: BuildConfig,
+    device: torch.device,
+    progress: Progress,
+) -> list[LayerOptions]:
+    """The layers with what they store in a scheme that calibrates; the others as they are."""
+    if wanted.calib is None:
+        return layers
+    assembly = Assembly.of(source, build, wanted.quant)
+    count = SAMPLES if wanted.calib_samples is None else wanted.calib_samples
+    given = SampleFile(wanted.calib, count, assembly, source, read_text_parts(source), device)
+    data = read_samples(given)
+    warn_of_few(data, assembly)
+    found = calibrated_alone(assembly, source, data, device, progress)
+    forms = {name: StoredForm(one.scheme, one.tensors) for name, one in found.items()}
+    scheme = wanted.quant.scheme
+    return [
+        replace(layer, schemes=layer.schemes | {scheme: forms[layer.name]}) if layer.name in forms else layer
+        for layer in layers
+    ]
+
+
+def _expect_room(assembly: Assembly, texts: Sequence[Text], stored: int) -> None:
+    """A CPU keeps all weights in fp32, a few rows per token and encoder position, and ``stored`` bytes of
+    weights that calibration chose.
+    """
     config, tokens = assembly.model_config, sum(len(text.ids) for text in texts)
     values = _ROWS_KEPT * tokens * config.hidden_size
     if config.encoder is not None:
@@ -198,7 +259,7 @@ def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
         values += _ROWS_KEPT * len(inputs) * config.encoder.max_positions * config.encoder.hidden_size
     expect_room(
         "the checkpoint and its texts do not fit this machine's memory",
-        dense_bytes(config, torch.float32) + values * torch.float32.itemsize,
+        dense_bytes(config, torch.float32) + values * torch.float32.itemsize + stored,
         fix="fewer tokens: `limit`, `max_tokens`; or `device=cuda`",
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.config.quantization.scheme_table import SCHEMES, choosing, ladder, ladder_schemes
@@ -16,12 +18,26 @@ DENSE = "none"
 
 
 @dataclass(frozen=True)
+class StoredForm:
+    """A scheme, and what a linear layer stores in it, without bias; None: the values nearest to a weight."""
+
+    scheme: LinearScheme
+    tensors: Mapping[str, torch.Tensor] | None = None
+
+    def of(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors for a weight [N, K] in the engine's dtype, on its device."""
+        if self.tensors is None:
+            return self.scheme.pack(weight, None)
+        return {leaf: tensor.to(weight.device) for leaf, tensor in self.tensors.items()}
+
+
+@dataclass(frozen=True)
 class LayerOptions:
     """A linear layer, its schemes from fewest bits, and the bytes of its stored weight in each."""
 
     name: str
     num_weights: int
-    schemes: dict[str, LinearScheme] = field(default_factory=dict)
+    schemes: dict[str, StoredForm] = field(default_factory=dict)
     num_bytes: dict[str, int] = field(default_factory=dict)
 
 
@@ -40,7 +56,7 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
 def saves_time_only(scheme: str) -> bool:
     """Whether a scheme takes as many bytes as the next wider one, so that it can only save time."""
     info = SCHEMES[scheme]
-    return info.weight_bits == SCHEMES[info.wider].weight_bits
+    return info.in_blocks or info.weight_bits == SCHEMES[info.wider].weight_bits  # blocks are of int8
 
 
 def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) -> list[LayerOptions]:
@@ -48,12 +64,14 @@ def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) ->
     layers: dict[str, LayerOptions] = {}
     for scheme in ladder:
         quant = QuantConfig(scheme)
-        if scheme in choosing("group"):
+        if scheme == asked.scheme and asked.in_blocks:
+            quant = asked
+        elif scheme in choosing("group"):
             quant = quant.replace(group=asked.group, symmetric=asked.symmetric)
         model = assembly.architecture.empty_model(assembly.model_config, assembly.build, quant)
         for name, linear in linears(model).items():
             layer = layers.setdefault(name, LayerOptions(name, linear.in_features * linear.out_features))
             own = [tensor.nbytes for leaf, tensor in linear.named_parameters(recurse=False) if leaf != "bias"]
-            layer.schemes[scheme], layer.num_bytes[scheme] = linear.scheme, sum(own)
+            layer.schemes[scheme], layer.num_bytes[scheme] = StoredForm(linear.scheme), sum(own)
     layers.pop(HEAD, None)
     return list(layers.values())

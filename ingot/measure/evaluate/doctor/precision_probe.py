@@ -22,11 +22,10 @@ from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.errors import CheckpointError
 from ingot.layers.decoder import Decoder
-from ingot.measure.evaluate.doctor.precision_options import LayerOptions
+from ingot.measure.evaluate.doctor.precision_options import LayerOptions, StoredForm
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_of
 from ingot.measure.evaluate.eval_record import Progress, no_progress
 from ingot.measure.evaluate.token_divergence import kl_rows
-from ingot.quant.schemes.linear_scheme import LinearScheme
 from ingot.reference.plain_stage import Passage
 
 _ROWS = 256  # of logits at a time
@@ -109,7 +108,7 @@ class PrecisionProbe:
         progress("measured", total, total)
         return found
 
-    def together(self, schemes: Mapping[str, LinearScheme]) -> float:
+    def together(self, schemes: Mapping[str, StoredForm]) -> float:
         """The same with all these layers at once, in one pass."""
         parts = [self._divergence(hidden, number) for number, hidden in enumerate(self._final(schemes))]
         return self._mean(parts, "the mix")
@@ -121,7 +120,7 @@ class PrecisionProbe:
         """Each batch before the first place."""
         return [_State([Passage.of(one) for one in batch.features]) for batch in self._batches]
 
-    def _final(self, schemes: Mapping[str, LinearScheme]) -> list[torch.Tensor]:
+    def _final(self, schemes: Mapping[str, StoredForm]) -> list[torch.Tensor]:
         """Hidden states of each batch after the last layer."""
         states = self._first()
         for place in range(self._places):
@@ -172,16 +171,16 @@ class PrecisionProbe:
         return self._feeds[name](x) if name in self._feeds else x
 
     @contextmanager
-    def _changed(self, schemes: Mapping[str, LinearScheme]) -> Iterator[None]:
+    def _changed(self, schemes: Mapping[str, StoredForm]) -> Iterator[None]:
         """These layers in other schemes, quantized and dequantized."""
         try:
-            for name, scheme in schemes.items():
+            for name, form in schemes.items():
                 weight = self._weights[f"{name}.weight"]
-                tensors = scheme.pack(weight.to(self._dtype), None)
-                read = scheme.dequantize(tensors, weight.shape[1], torch.float32)
+                tensors = form.of(weight.to(self._dtype))
+                read = form.scheme.dequantize(tensors, weight.shape[1], torch.float32)
                 self._weights.changed[f"{name}.weight"] = read
-                if scheme.rounds:
-                    self._feeds[name] = partial(scheme.rounded, tensors=tensors)
+                if form.scheme.rounds:
+                    self._feeds[name] = partial(form.scheme.rounded, tensors=tensors)
             yield
         finally:
             self._weights.changed.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 
 from ingot.config.half_dtypes import in_encoder
 from ingot.config.quantization.quant_config import QuantConfig
@@ -20,7 +21,7 @@ _STACK_OF = re.compile(r"\.\d+\..*")
 
 def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
     """The config with these schemes at these linear layers, ``layers.N.…`` and ``encoder.layers.N.…``; group
-    and symmetry are those of ``asked``.
+    and symmetry, and RPTQ's options and method, are those of ``asked``.
 
     The most frequent scheme is the config's. Patterns for an encoder, for operators, for whole layers and for
     single ones follow, each where it takes fewer lines than the names it stands for.
@@ -31,12 +32,20 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
     for pattern_of in (_half, _stack, _operator_anywhere if encodes else _leaf_anywhere, _whole_layer):
         layers |= _patterns(schemes, QuantConfig(scheme, layers=layers), pattern_of)
     so_far = QuantConfig(scheme, layers=layers)
-    layers |= {name: own for name, own in schemes.items() if so_far.at(name).scheme != own}
+    layers |= {name: own for name, own in schemes.items() if _named(so_far, name) != own}
     found = QuantConfig(scheme, layers=layers)
     if any(own in choosing("group") for own in found.schemes):
         found = found.replace(group=asked.group, symmetric=asked.symmetric)
-    assert all(found.at(name).scheme == own for name, own in schemes.items()), found
+    if found.in_blocks:
+        found = found.replace(method=asked.method, rptq=asked.rptq)
+    assert all(_named(found, name) == own for name, own in schemes.items()), found
     return found
+
+
+def _named(config: QuantConfig, name: str) -> str:
+    """The scheme that a config's patterns name, before RPTQ's sites in 8 bits."""
+    matched = [scheme for pattern, scheme in config.layers.items() if fnmatchcase(name, pattern)]
+    return matched[-1] if matched else config.scheme
 
 
 def operator(name: str) -> str:
@@ -96,7 +105,7 @@ def _patterns(
         groups.setdefault(pattern_of(name), {})[name] = scheme
     found = {}
     for pattern, own in groups.items():
-        odd = [scheme for name, scheme in own.items() if so_far.at(name).scheme != scheme]
+        odd = [scheme for name, scheme in own.items() if _named(so_far, name) != scheme]
         common = _most_common(list(own.values()), so_far.scheme)
         if 1 + sum(scheme != common for scheme in own.values()) < len(odd):
             found[pattern] = common
