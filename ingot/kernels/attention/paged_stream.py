@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ingot.kernels.attention.attention_arguments import PLAIN_OUTPUT, AttentionOutput, Scoring, Sequences
 from ingot.kernels.attention.int8_heads import end_constants, end_pointers, store_heads
-from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel
+from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel, rounded_product
 from ingot.kernels.attention.score_exponents import LEAST_SCORE, score_factors, softcapped
 from ingot.kernels.cache.cache_tile import split_bounds, tile_rows
 from ingot.kernels.cache.int8_cache_values import LEAST_SCALE, knows_asm, tile_scales, widened
@@ -121,7 +121,8 @@ def _merge_if_last(
                     other=0.0,
                     cache_modifier=".cg",
                 )
-                acc += tl.sum(partial * tl.exp2(lse - top[:, None])[:, :, None], axis=1)
+                weights = tl.exp2(lse - top[:, None])[:, :, None]
+                acc += tl.sum(rounded_product(partial, weights), axis=1)
             out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             own = tl.program_id(0) * GROUP + shared
             store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, rows, own, group < GROUP, HEAD_DIM,
