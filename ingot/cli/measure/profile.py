@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.measure.bench import BenchFlags, side_spec
-from ingot.cli.options.flags import Quant, Threads, field_flags, option, set_threads, writable_file
+from ingot.cli.options.flags import (
+    Quant,
+    SkipBad,
+    Threads,
+    field_flags,
+    option,
+    set_threads,
+    writable_file,
+)
 from ingot.cli.options.limit_flags import KvDtype, MemoryFraction
-from ingot.cli.terminal.console import command_line, print_json, print_report, stderr
+from ingot.cli.terminal.console import command_line, json_text, print_json, print_report, stderr
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.bench.bench_session import Record
+    from ingot.measure.evaluate.scored_answers import Summaries
+    from ingot.measure.side.side_spec import SideSpec
 
 _STEP = (
     "prompt (the first step of requests), decode (a token of each), mixed (a prompt beside decodes) or "
@@ -30,6 +40,10 @@ _WITHOUT = (
     "layer_norm, rope, attention, activation, softcap, products, sampling, fused."
 )
 _REPEATS = "Timed and profiled runs of the step."
+_DATA = (
+    "With --without: also ROUGE of the answers to these items with and without each kernel. Records as for "
+    "`ingot eval summarize`."
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,10 @@ class ProfileFlags(BenchFlags):
     prompt_tokens: Annotated[int | None, option(_TOKENS, shown="512, or half of the limit", min=1)] = None
     trace: Annotated[str | None, option(_TRACE, metavar="FILE", callback=writable_file)] = None
     without: Annotated[list[str] | None, option(_WITHOUT, shown=False, metavar="OPERATION")] = None
+    data: Annotated[Path | None, option(_DATA, metavar="FILE", shown=False)] = None
+    limit: Annotated[int | None, option("Use the first N items of --data.", shown="all", min=1)] = None
+    max_new_tokens: Annotated[int | None, option("Maximum new tokens per answer.", shown="128", min=1)] = None
+    skip_bad: SkipBad = False
     repeats: Annotated[int, option(_REPEATS, min=1)] = 5
     quant: Quant = None
     memory_fraction: MemoryFraction = None
@@ -63,16 +81,44 @@ def profile(flags: ProfileFlags) -> None:
     batch = flags.batch if flags.batch is not None else 2 if flags.step == "mixed" else 1
     without = tuple(dict.fromkeys(flags.without or ()))
     wanted = Profile(flags.step, batch, flags.prompt_tokens, without, flags.repeats)
-    spec = side_spec(flags, max_batch_size=batch)
+    spec, answers = side_spec(flags, max_batch_size=batch), read_answers(flags)
     set_threads(flags.threads)
     with status_shown("starting") as say:
-        record = run(spec, wanted, trace=flags.trace, command=command_line(), say=say)
+        record = run(spec, wanted, trace=flags.trace, answers=answers, command=command_line(), say=say)
     _show(record, flags)
+
+
+def read_answers(flags: ProfileFlags) -> Callable[[SideSpec], Summaries] | None:
+    """Reads the data of --data; None without it."""
+    data = flags.data
+    if data is None:
+        given = {
+            "--limit": flags.limit,
+            "--max-new-tokens": flags.max_new_tokens,
+            "--skip-bad": flags.skip_bad,
+        }
+        for name in (name for name, value in given.items() if value):
+            raise typer.BadParameter("it needs --data, the items that are answered", param_hint=name)
+        return None
+    if not flags.without:
+        raise typer.BadParameter("it needs --without, the kernels to leave out", param_hint="--data")
+    if flags.random_weights is not None:
+        raise typer.BadParameter("random weights answer nothing: it needs an engine", param_hint="--data")
+
+    def read(spec: SideSpec) -> Summaries:
+        from ingot.measure.evaluate.data_file import read_data
+        from ingot.measure.evaluate.scored_answers import AnswerSettings, Summaries, question_check
+
+        items = read_data(data, limit=flags.limit, skip_bad=flags.skip_bad, needs=question_check)
+        asking = AnswerSettings() if flags.max_new_tokens is None else AnswerSettings(flags.max_new_tokens)
+        return Summaries(spec, items, asking)
+
+    return read
 
 
 def _show(record: Record, flags: ProfileFlags) -> None:
     if flags.json_file is not None:
-        Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        Path(flags.json_file).write_text(json_text(record), encoding="utf-8")
     if flags.as_json:
         print_json(record)
     else:

@@ -6,10 +6,12 @@ import codecs
 import json
 import logging
 import math
+import os
 import re
 import shlex
 import sys
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ingot.cli.terminal.field_flags import fixes_text, flags_of, in_flags
@@ -17,17 +19,20 @@ from ingot.config.units import size_text as size_text
 from ingot.errors import IngotError, OutOfMemoryError, printable, shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
     from rich.segment import Segment
+    from rich.table import Table as RichTable
 
     from ingot.measure.side.text_table import Table
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LEAST_SCREEN, _USUAL_SCREEN, _MOST_SCREEN = 20, 80, 10_000  # columns
+_MOST_NUMBER = 20  # characters of a column that is never wrapped
 _LATE_CONTROL = re.compile(r"[\x7f-\x9f]")  # JSON need not escape them
 
 
 def stdout() -> Console:
-    """The console for data. Lines are never wrapped or cut."""
+    """The console for data. What it prints is never wrapped or cut."""
     return _console(stderr=False)
 
 
@@ -103,27 +108,67 @@ def print_error(error: IngotError, takes: Collection[str] = ()) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; ruled on a terminal, aligned text elsewhere."""
-    from ingot.measure.side.text_table import plain
+    """Print a table; ruled on a terminal, aligned text elsewhere. On a screen that is narrower its columns
+    continue below, after the names again.
+    """
+    from ingot.measure.side.text_table import narrow, plain
 
-    if not stdout().is_terminal:
-        stdout().print(plain(table), markup=False)
-        return
+    console, width = stdout(), _screen()
+    ruled = _ruled(table) if console.is_terminal else None
+    if ruled is not None and console.measure(ruled, options=_wide(console)).minimum <= console.width:
+        console.print(ruled)
+    elif width is None:
+        console.print(plain(table), markup=False)
+    else:
+        for number, part in enumerate(narrow(table, width)):
+            if number:
+                console.print()
+            print_lines(plain(part).splitlines())
+
+
+def _wide(console: Console) -> ConsoleOptions:
+    """Options of a screen that no table is wider than."""
+    return console.options.update(width=_MOST_SCREEN)
+
+
+def _ruled(table: Table) -> RichTable:
+    """The table with rules; columns of long texts may be wrapped, others not."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
     shown = RichTable(title=Text(table.title), title_justify="left")
-    for i, name in enumerate(table.columns):
-        shown.add_column(Text(name), justify="left" if i == 0 else "right")
+    for i, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
+        width = max(map(len, cells))
+        least = width if width <= _MOST_NUMBER else None
+        shown.add_column(Text(cells[0]), justify="left" if i == 0 else "right", min_width=least)
     for row in table.rows:
         shown.add_row(*map(Text, row))
-    stdout().print(shown)
+    return shown
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines; on a screen that is narrower they go on below, at a space."""
+    console, width = stdout(), _screen()
+    for line in lines:
+        parts = [line] if width is None else wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        console.print("\n".join(parts), markup=False)
+
+
+def _screen() -> int | None:
+    """Columns of the screen: of a terminal, or those that COLUMNS says; None: a file or a pipe."""
+    console = stdout()
+    return max(console.width, _LEAST_SCREEN) if console.is_terminal or _columns() else None
+
+
+def _columns() -> int:
+    """What COLUMNS says; 0 where it says nothing."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() else 0
 
 
 def print_report(lines: Iterable[str], tables: Iterable[Table]) -> None:
     """Print lines, then tables with an empty line before each."""
-    for line in lines:
-        stdout().print(line, markup=False)
+    print_lines(lines)
     for table in tables:
         stdout().print()
         print_table(table)
@@ -151,7 +196,9 @@ def _console(stderr: bool) -> Console:
             for part in super().render(renderable, options):
                 yield part if part.control else part._replace(text=printable(part.text))
 
-    return PlainConsole(stderr=stderr, soft_wrap=True, highlight=False, emoji=False)
+    nothing = os.environ.get("COLUMNS", "").isdecimal() and not _columns()  # then Rich would print nothing
+    width = _USUAL_SCREEN if nothing else None
+    return PlainConsole(stderr=stderr, width=width, soft_wrap=True, highlight=False, emoji=False)
 
 
 def _listed(value: object) -> str:

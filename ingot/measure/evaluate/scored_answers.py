@@ -14,6 +14,7 @@ from ingot.measure.evaluate.eval_prompts import EvalCase, Prompter, common_text,
 from ingot.measure.evaluate.eval_record import (
     Evaluation,
     Progress,
+    Record,
     ScoredSide,
     Scores,
     SideRun,
@@ -26,7 +27,7 @@ from ingot.measure.evaluate.eval_record import (
 from ingot.measure.evaluate.exact_match import contains, exact
 from ingot.measure.evaluate.loss_limits import Limit
 from ingot.measure.evaluate.rouge import Rouge
-from ingot.measure.side.open_side import open_side
+from ingot.measure.side.open_side import Side, open_side
 from ingot.measure.side.side_spec import SideSpec, longest
 from ingot.proof.golden_replay import first_difference
 
@@ -98,6 +99,40 @@ def answers(
     return _evaluate("answers", spec, other, data, limits, asking or AnswerSettings(), score, progress, also)
 
 
+class Summaries:
+    """What ``summarize`` does, for a side that is open and answers several times.
+
+    Args:
+        spec: of the side; its weights are not read.
+
+    Raises:
+        ConfigError: the side has no text, or no item fits it.
+        DeviceError: rouge-score is not installed.
+    """
+
+    def __init__(self, spec: SideSpec, data: DataFile, asking: AnswerSettings) -> None:
+        self._spec, self._data, self._asking = spec, data, asking
+        self._rouge = Rouge(asking.language, stemmer=asking.stemmer)
+        self._text = common_text([spec], data.items)
+        self._cases, self._too_long = _cases(data, self._text, longest(spec), asking)
+
+    def facts(self) -> Record:
+        """The data, the settings, and how many items are asked."""
+        counts = _counts(self._cases, self._too_long)
+        return self._data.facts() | {"settings": asdict(self._asking), "counts": counts}
+
+    def of(self, side: Side, progress: Progress = no_progress) -> ScoredSide:
+        """The side's answers, scored."""
+        found = _generated(side, self._spec, self._cases, self._text, self._asking, progress)
+        found.score(self._rouge.figures, [case.item.references for case in self._cases])
+        return found
+
+    def compared(self, own: ScoredSide, other: ScoredSide) -> Record:
+        """Metrics ``with`` and ``without``, and how many answers are the same."""
+        same = agreement([own.texts, other.texts], [own.token_ids, other.token_ids])
+        return {"with": own.run.metrics, "without": other.run.metrics, **same}
+
+
 def _evaluate(
     verb: str,
     spec: SideSpec,
@@ -123,9 +158,7 @@ def _evaluate(
         parted = [first_difference(a, b) for a, b in pairs if a != b]
         same = agreement([side.texts for side in both], [side.token_ids for side in both])
         same |= {"first_difference_mean": mean(parted) if parted else None}
-    cut = [case.cut_tokens for case in cases if case.cut_tokens]
-    counts = {"cases": len(cases), "too_long": too_long, "cut": len(cut), "cut_tokens": sum(cut)}
-    runs = [side.run for side in sides]
+    runs, counts = [side.run for side in sides], _counts(cases, too_long)
     record = make_record(verb, data, asdict(asking), runs, deltas, counts=counts, agreement=same)
     rows = [
         {
@@ -140,6 +173,11 @@ def _evaluate(
         for place, case in enumerate(cases)
     ]
     return Evaluation(record, rows)
+
+
+def _counts(cases: list[EvalCase], too_long: int) -> dict[str, int]:
+    cut = [case.cut_tokens for case in cases if case.cut_tokens]
+    return {"cases": len(cases), "too_long": too_long, "cut": len(cut), "cut_tokens": sum(cut)}
 
 
 def _cases(data: DataFile, text: TextParts, room: int, asking: AnswerSettings) -> tuple[list[EvalCase], int]:
@@ -172,23 +210,34 @@ def _answered(
     progress: Progress,
 ) -> ScoredSide:
     progress(f"{spec.title}: loading", 0, len(cases))
+    with open_side(spec) as side:
+        side.warm_up()
+        return _generated(side, spec, cases, text, asking, progress)
+
+
+def _generated(
+    side: Side,
+    spec: SideSpec,
+    cases: list[EvalCase],
+    text: TextParts,
+    asking: AnswerSettings,
+    progress: Progress,
+) -> ScoredSide:
+    """The answers of a side that is open."""
     stops = sorted({stop for case in cases for stop in case.stops})
     tokens: list[list[int]] = [[] for _ in cases]
     reasons = [""] * len(cases)
-    with open_side(spec) as side:
-        side.warm_up()
-        start = time.perf_counter()
-        prompts = [case.prompt_ids for case in cases]
-        done = side.generate(prompts, asking.max_new_tokens, text.stop_ids, stops)
-        for count, one in enumerate(done, start=1):
-            tokens[one.position], reasons[one.position] = one.token_ids, one.finish_reason
-            progress(spec.title, count, len(cases))
-        seconds = time.perf_counter() - start
-        facts = side.facts()
+    start = time.perf_counter()
+    prompts = [case.prompt_ids for case in cases]
+    done = side.generate(prompts, asking.max_new_tokens, text.stop_ids, stops)
+    for count, one in enumerate(done, start=1):
+        tokens[one.position], reasons[one.position] = one.token_ids, one.finish_reason
+        progress(spec.title, count, len(cases))
+    seconds = time.perf_counter() - start
     read, written = sum(map(len, prompts)), sum(map(len, tokens))
     tokenizer, texts = need_tokenizer(text), []
     for case, ids in zip(cases, tokens, strict=True):
         answer = tokenizer.decode(ids)
         ends = [answer.index(stop) for stop in case.stops if stop in answer]
         texts.append(answer[: min(ends, default=None)].strip())
-    return ScoredSide(SideRun(spec, facts, seconds, read, written), texts, tokens, reasons)
+    return ScoredSide(SideRun(spec, side.facts(), seconds, read, written), texts, tokens, reasons)

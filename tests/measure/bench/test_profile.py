@@ -24,6 +24,7 @@ from ingot.measure.bench.profile.pytorch_operators import OPERATIONS, without_ke
 from ingot.measure.side.ingot_side import IngotSide
 from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.text_table import plain
+from ingot.runtime.sampling import sampler as sampler_room
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech
 from tests.measure.bench.conftest import MADE_UP
@@ -102,6 +103,19 @@ def test_what_it_refuses(checkpoint: Path, words: tuple[object, ...], what: str,
     assert words[-2] in result.stderr
 
 
+def test_one_of_a_thing_and_a_narrow_screen(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = ingot("profile", checkpoint, "--prompt-tokens", 6, "--repeats", 1, "--device", "cpu")
+    assert max(map(len, result.stdout.splitlines())) <= 40
+    text = " ".join(result.stdout.split())
+    assert "decode step of 1 request, 1 token, 6 in the cache" in text
+    shown = [line.split() for line in result.stdout.splitlines()]
+    assert ["module,", "operator", "launches", "µs"] in shown
+    assert [line[:2] for line in shown].count(["module,", "operator"]) > 1
+    assert ["down", "48"] not in shown  # its other columns are below, under its name
+    assert sum(line[0] == "down" for line in shown if line) > 1
+
+
 def test_a_trace_that_cannot_be_written_is_refused_first(checkpoint: Path, tmp_path: Path) -> None:
     result = ingot("profile", checkpoint, "--device", "cpu", "--trace", tmp_path)
     assert result.exit_code == 2
@@ -136,7 +150,7 @@ def test_a_step_runs_again_with_the_same_result(side: IngotSide) -> None:
         assert step.run() == tokens
         assert torch.equal(step.outputs(), first)
     assert first.shape == (3, VOCAB)
-    assert tokens == (first.argmax(-1).tolist(), None)
+    assert tokens == first.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -245,6 +259,16 @@ def test_pytorchs_operators_run_in_a_kernels_place(side: IngotSide, launches: li
     assert torch.equal(step.outputs(), own)
 
 
+def test_random_weights_without_a_kernel(checkpoint: Path, launches: list[int]) -> None:
+    spec = SideSpec(random_weights=str(checkpoint / "config.json"), device="cpu", max_seq_len=64)
+    with IngotSide(spec) as shape:
+        wanted = Profile(prompt_tokens=5, without=("rms_norm", "sampling"), repeats=1)
+        norm, sampling = profile_side(shape, wanted)[0]["without"]
+    assert norm["replaced_calls"] == 2 * LAYERS + 1
+    assert 0 < norm["largest_difference"] < 1e9
+    assert sampling["replaced_calls"] > 0
+
+
 def test_other_operations_keep_their_kernels(side: IngotSide, launches: list[int]) -> None:
     step = ready_step(side, "decode", 2, 5)
     launches.clear()
@@ -272,7 +296,7 @@ def test_with_and_without_in_one_report(side: IngotSide, launches: list[int]) ->
     assert (norm["operation"], norm["replaced_calls"]) == ("rms_norm", 2 * LAYERS + 1)
     assert norm["largest_difference"] > 0.01
     assert rope["largest_difference"] == 0
-    assert (rope["same_choices"], rope["outputs"]) == (2, 2)
+    assert (rope["same_choices"], rope["choices"]) == (2, 2)
     for entry in (norm, rope):
         ms = entry["without"]["step_ms"]["p50"] / entry["with"]["step_ms"]["p50"]
         assert entry["step_ratio"] == pytest.approx(ms, abs=1e-3)
@@ -317,6 +341,24 @@ def test_an_operation_that_the_step_does_not_call(side: IngotSide) -> None:
     assert caught.value.field == "without"
 
 
+def test_sampling_is_counted_and_its_tokens_are_compared(
+    side: IngotSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operators run in a step with draws alone, and change tokens, not logits."""
+
+    def worst(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, ids = logits.min(dim=-1)
+        return ids, values.float()
+
+    monkeypatch.setattr(sampler_room, "runs_on_gpu", lambda x: True)
+    monkeypatch.setattr(sampler_room, "greedy", worst)  # its "kernel"
+    result, _ = profile_side(side, Profile(batch=2, prompt_tokens=5, without=("sampling",), repeats=1))
+    (entry,) = result["without"]
+    assert entry["replaced_calls"] == 3  # the fed tokens, the draw, the drawn tokens
+    assert entry["largest_difference"] == 0
+    assert (entry["same_choices"], entry["choices"]) == (0, 2)
+
+
 def test_operators_that_the_device_lacks(side: IngotSide, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("\"addmm_cuda\" not implemented for 'Char'\nat somewhere")
@@ -348,7 +390,7 @@ def test_the_same_table_for_a_graph() -> None:
         "sides": [{"name": "a", "facts": {"dtype": "bf16"}, "results": [result]}],
     }
     assert profile_headline(record)[-1].startswith(
-        "as a CUDA graph: 1.00 ms; under the profiler 0.009 ms in 2.00"
+        "as a CUDA graph: 1.00 ms; under the profiler 0.009 ms in 2 kernels, 0.001 ms (10.0 %) in 1 gap, "
     )
     result["graph"] = None
     assert profile_headline(record)[-1].startswith("no CUDA graph")

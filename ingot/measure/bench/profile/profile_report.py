@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ingot.measure.side.text_table import Table, number, percent, score, times
+from ingot.measure.side.text_table import Table, counted, number, percent, score, times
 
 Record = dict[str, Any]
 MOST_KERNELS = 4  # of a module; the others are one row
@@ -17,7 +17,7 @@ def profile_headline(record: Record) -> list[str]:
     (side,) = record["sides"]
     (result,) = side["results"]
     found = result["kernels"]
-    what = "kernels" if _on_gpu(record) else "operators"
+    what = "kernel" if _on_gpu(record) else "operator"
     lines = [
         f"{side['name']}: {side['facts']['dtype']}, {_what(result)}",
         f"launched one by one: {number(result['step_ms']['p50'])} ms; "
@@ -32,7 +32,7 @@ def profile_headline(record: Record) -> list[str]:
 
 
 def profile_tables(record: Record) -> list[Table]:
-    """A table of modules and their kernels, and one of the operations that were left out."""
+    """A table of modules and their kernels, one of the operations that were left out, and one of answers."""
     (side,) = record["sides"]
     (result,) = side["results"]
     on_gpu = _on_gpu(record)
@@ -42,6 +42,8 @@ def profile_tables(record: Record) -> list[Table]:
     found = [Table(f"{what} of one {result['step']} step", (*columns, "of ceiling"), rows)]
     if result["without"]:
         found.append(_without(result["without"], fuses=result["fused"]))
+    if result.get("data") is not None:
+        found.append(_answers(result["without"]))
     return found
 
 
@@ -52,20 +54,19 @@ def _on_gpu(record: Record) -> bool:
 def _what(result: Record) -> str:
     """``decode step of 8 requests, 8 tokens, 4,096 in the cache``."""
     if result["step"] == "encode":
-        return f"encode step of {result['inputs']} inputs, {result['positions']:,} positions"
+        inputs = counted(result["inputs"], "input")
+        return f"encode step of {inputs}, {counted(result['positions'], 'position')}"
     mixed = f" ({result['decodes']} decode)" if result["step"] == "mixed" else ""
-    requests = f"{result['requests']} request{'s' * (result['requests'] > 1)}{mixed}"
-    return (
-        f"{result['step']} step of {requests}, {result['tokens']:,} tokens, "
-        f"{result['cached_tokens']:,} in the cache"
-    )
+    requests = f"{counted(result['requests'], 'request')}{mixed}"
+    tokens = counted(result["tokens"], "token")
+    return f"{result['step']} step of {requests}, {tokens}, {result['cached_tokens']:,} in the cache"
 
 
 def _waits(found: Record, what: str) -> str:
     gaps = found["gaps"]
     text = (
-        f"{number(found['busy_us'] / 1e3)} ms in {number(found['launches'])} {what}, "
-        f"{number(gaps['us'] / 1e3)} ms ({percent(gaps['share'])}) in {gaps['count']:,.0f} gaps"
+        f"{number(found['busy_us'] / 1e3)} ms in {counted(found['launches'], what)}, "
+        f"{number(gaps['us'] / 1e3)} ms ({percent(gaps['share'])}) in {counted(gaps['count'], 'gap')}"
     )
     if gaps["longest_before"] is None:
         return text
@@ -112,7 +113,7 @@ def _without(entries: list[Record], *, fuses: bool) -> Table:
             times(entry["step_ratio"]),
             score(entry["largest_difference"]),
             score(entry["largest_output"]),
-            f"{entry['same_choices']} of {entry['outputs']}",
+            f"{entry['same_choices']} of {entry['choices']}" if entry["choices"] else "-",
         )
         for entry in entries
     )
@@ -120,3 +121,17 @@ def _without(entries: list[Record], *, fuses: bool) -> Table:
     times_of = ("kernels ms", "without", "ratio", "step ms", "without", "ratio")
     outputs = ("outputs differ by", "largest output", "same choice")
     return Table(title, ("without", "calls", *times_of, *outputs), rows)
+
+
+def _answers(entries: list[Record]) -> Table:
+    """ROUGE of the answers, F1, with each kernel and without."""
+    kinds = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+    rows = []
+    for entry in entries:
+        found = entry["answers"]
+        figures = [score(found[side][kind]) for kind in kinds for side in ("with", "without")]
+        same = percent(found["same_tokens"] / found["answers"])
+        rows.append((entry["operation"], *figures, same))
+    columns = [name for kind in kinds.values() for name in (kind, "without")]
+    title = f"ROUGE of {counted(entries[0]['answers']['answers'], 'answer')} with and without each kernel, F1"
+    return Table(title, ("without", *columns, "same answers"), tuple(rows))

@@ -10,8 +10,8 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,9 +20,10 @@ import torch
 
 from ingot.config.json_config import JsonConfig
 from ingot.device import on_device, resolve_device
-from ingot.errors import ConfigError, DeviceError, IngotError
+from ingot.errors import ConfigError, DeviceError
 from ingot.measure.bench.bench_session import Record, record_of
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
+from ingot.measure.bench.profile.answers_without import Answers, scored_without
 from ingot.measure.bench.profile.module_ranges import ProfilerRanges, WorkCount, named_modules
 from ingot.measure.bench.profile.profiled_step import STEPS, ReadyStep, ready_step
 from ingot.measure.bench.profile.pytorch_operators import (
@@ -96,10 +97,15 @@ def profile(
     wanted: Profile,
     *,
     trace: str | Path | None = None,
+    answers: Callable[[SideSpec], Answers] | None = None,
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """The record of a profiled step; ``trace``: a file for the profiler's events, as Perfetto opens them.
+    """The record of a profiled step.
+
+    Args:
+        trace: a file for the profiler's events, as Perfetto opens them.
+        answers: reads what is asked with and without each kernel, before weights are read.
 
     Raises:
         ConfigError: the step, batch or lengths do not fit the engine, or an operation is not called.
@@ -115,18 +121,23 @@ def profile(
             fix="`device=cuda`, or leave `without` out",
         )
     _check_step(spec, wanted)
+    asked = None if answers is None else answers(spec)
     with gpu_memory("the engine does not fit", "a smaller `batch`, or a larger GPU"):
         say(f"loading {spec.title}")
         side = IngotSide(spec)
         with on_device(device):
-            result, ceiling = profile_side(side, wanted, trace, say)
+            result, ceiling = profile_side(side, wanted, trace, say, asked)
     facts = {name: value for name, value in side.facts().items() if name not in _START}
     profiled = {"name": side.name, "spec": spec.to_json(), "facts": facts, "results": [result]}
     return record_of(wanted, command, device, ceiling, [profiled])
 
 
 def profile_side(
-    side: IngotSide, wanted: Profile, trace: str | Path | None = None, say: Say = silent
+    side: IngotSide,
+    wanted: Profile,
+    trace: str | Path | None = None,
+    say: Say = silent,
+    answers: Answers | None = None,
 ) -> tuple[Record, Ceiling]:
     """The figures of an opened side's step, on its device, and the ceiling beside which they are."""
     tokens = wanted.prompt_tokens or _default_tokens(side)
@@ -143,7 +154,7 @@ def profile_side(
         work = _work_of(step)
         say("profiling")
         found = _profiled(step, wanted.repeats, side.device, Path(trace) if trace else None, named=True)
-        result = {
+        result: Record = {
             "step": wanted.step,
             **step.facts,
             "prompt_tokens": tokens,
@@ -156,6 +167,13 @@ def profile_side(
     if side.device.type == "cuda" and side.llm.runtime.cuda_graphs:
         say("the same in a CUDA graph")
         result["graph"] = _in_graph(step, wanted.repeats, side.device)
+    step.end()
+    if answers is not None:
+        result["data"] = answers.facts()
+        with step.launched():
+            scores = scored_without(side, wanted.without, answers, say)
+        for entry, scored in zip(result["without"], scores, strict=True):
+            entry["answers"] = scored
     return result, ceiling
 
 
@@ -301,14 +319,15 @@ def _called(step: ReadyStep) -> Counter[str]:
 
 
 def _compared(step: ReadyStep, name: str, repeats: int, device: torch.device) -> Record:
-    """Both sides are timed here, one right after the other: a GPU's clocks change."""
-    _repeat(step, 1)
-    before = step.outputs()
+    """Both sides are timed here, one right after the other: a GPU's clocks change. Calls are counted of a
+    step with its draws, which ``outputs`` lacks.
+    """
+    before, tokens = step.outputs(), step.run()
     own = _side(step, repeats, device)
-    with without_kernels(name, step.runner) as calls, _able(name):
-        after = step.outputs()
+    with without_kernels(name, step.runner) as calls:
+        other_tokens = step.run()
         per_step = calls[name]
-        _repeat(step, 1)
+        after = step.outputs()
         other = _side(step, repeats, device)
     return {
         "operation": name,
@@ -319,22 +338,9 @@ def _compared(step: ReadyStep, name: str, repeats: int, device: torch.device) ->
         "kernels_ratio": _ratio(other["kernels_us"], own["kernels_us"]),
         "largest_difference": float((after - before).abs().max()) if before.numel() else None,
         "largest_output": float(before.abs().max()) if before.numel() else None,
-        "same_choices": int((after.argmax(-1) == before.argmax(-1)).sum()),
-        "outputs": len(before),
+        "same_choices": sum(a == b for a, b in zip(tokens, other_tokens, strict=True)),
+        "choices": len(tokens),
     }
-
-
-@contextmanager
-def _able(name: str) -> Iterator[None]:
-    """Turn PyTorch's error of an operator that the device lacks into ours."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, IngotError):
-        raise
-    except (RuntimeError, TypeError) as error:
-        what = f"PyTorch has no operators for {name} on this device"
-        seen = str(error).strip().split("\n")[0]
-        raise DeviceError(what, seen=seen, field="without", fix=f"leave `without={name}` out") from error
 
 
 def _side(step: ReadyStep, repeats: int, device: torch.device) -> Record:

@@ -32,15 +32,17 @@ class ReadyStep:
     """A step whose requests, blocks and inputs are in place.
 
     Attributes:
-        run: computes it and waits for its tokens; every time the same.
+        run: computes it and returns its tokens; every time the same. ``encode`` has none.
         outputs: computes it and returns its logits, of ``encode`` the encoder's outputs: float32 on the CPU.
         facts: requests, tokens and logits of the step, and tokens that its requests have in the cache.
+        end: frees its requests; the executor then runs others as before.
     """
 
     runner: Runner
-    run: Callable[[], object]
+    run: Callable[[], list[int]]
     outputs: Callable[[], torch.Tensor]
     facts: dict[str, int]
+    end: Callable[[], None]
 
     @contextmanager
     def launched(self) -> Iterator[None]:
@@ -65,19 +67,19 @@ def ready_step(side: IngotSide, kind: str, batch: int, prompt_tokens: int) -> Re
         ConfigError: the model does not encode, or the cache does not hold the requests.
     """
     executor = side.llm.executor
+    requests = _Requests(executor, side.vocab_size, prompt_tokens)
     executor.run_ahead = False
     executor.blocks.prefix_reuse = False
-    requests = _Requests(executor, side.vocab_size, prompt_tokens)
     if kind == "encode":
         return _encode(executor, requests, batch)
     if kind == "prompt":
         requests.add(batch)
-        return _text_step(executor, _scheduled(executor))
+        return _text_step(executor, requests)
     requests.add(batch - (kind == "mixed"))
     _until_decodes(executor)
     if kind == "mixed":
         requests.add(1)
-    return _text_step(executor, _scheduled(executor))
+    return _text_step(executor, requests)
 
 
 class _Requests:
@@ -87,15 +89,21 @@ class _Requests:
         self._executor = executor
         self._vocab_size, self._tokens = vocab_size, prompt_tokens
         self._generator = torch.Generator().manual_seed(0)
-        self._count = 0
+        self._ids: list[str] = []
+        self._before = executor.run_ahead, executor.blocks.prefix_reuse
 
     def add(self, count: int) -> None:
         room = self._executor.max_seq_len - self._tokens
         for _ in range(count):
             ids, inputs = self._prompt()
             params = SamplingParams(max_new_tokens=room, ignore_eos=True, temperature=0.0)
-            self._executor.add(f"profile {self._count}", ids, params, inputs)
-            self._count += 1
+            self._ids.append(f"profile {len(self._ids)}")
+            self._executor.add(self._ids[-1], ids, params, inputs)
+
+    def end(self) -> None:
+        for request_id in self._ids:
+            self._executor.abort(request_id)
+        self._executor.run_ahead, self._executor.blocks.prefix_reuse = self._before
 
     def _prompt(self) -> tuple[list[int], Sequence[RequestInput]]:
         """Random ids, after the longest input where the model has an encoder."""
@@ -148,9 +156,9 @@ def _no_room() -> ConfigError:
     )
 
 
-def _text_step(executor: Executor, step: ScheduledBatch) -> ReadyStep:
-    """A step of the decoder: its inputs are encoded now, since that is a step of its own here."""
-    runner = executor.runner
+def _text_step(executor: Executor, requests: _Requests) -> ReadyStep:
+    """The next step of the decoder: its inputs are encoded now, since that is a step of its own here."""
+    runner, step = executor.runner, _scheduled(executor)
     if step.jobs:
         _encoder_call(runner, step.jobs)()
         step = dataclasses.replace(step, jobs=[], in_parts=False)
@@ -165,13 +173,13 @@ def _text_step(executor: Executor, step: ScheduledBatch) -> ReadyStep:
         "cached_tokens": sum(layout.seq_lens) - layout.num_tokens,
     }
 
-    def run() -> object:
-        return runner.launch(step, draws).wait()
+    def run() -> list[int]:
+        return runner.launch(step, draws).wait()[0]
 
     def outputs() -> torch.Tensor:
         return runner.run(step).float().cpu()
 
-    return ReadyStep(runner, run, outputs, facts)
+    return ReadyStep(runner, run, outputs, facts, requests.end)
 
 
 def _encode(executor: Executor, requests: _Requests, batch: int) -> ReadyStep:
@@ -192,17 +200,18 @@ def _encode(executor: Executor, requests: _Requests, batch: int) -> ReadyStep:
         given = [job.given.features.to(runner.device) for job in jobs]
         return torch.cat([runner.model.encode(features[None], way) for features in given]).float().cpu()
 
-    return ReadyStep(runner, call, outputs, facts)
+    return ReadyStep(runner, call, outputs, facts, requests.end)
 
 
-def _encoder_call(runner: Runner, jobs: Sequence[EncoderJob]) -> Callable[[], object]:
+def _encoder_call(runner: Runner, jobs: Sequence[EncoderJob]) -> Callable[[], list[int]]:
     """Encodes the inputs and waits for the device."""
     encoding = runner.encoding
     assert encoding is not None
 
-    def call() -> None:
+    def call() -> list[int]:
         encoding.encode(jobs, fused=runner.forward.fused, by_module=runner.eager)
         if runner.device.type == "cuda":
             torch.cuda.synchronize(runner.device)
+        return []
 
     return call

@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ingot.errors import ConfigError
+import torch
+
+from ingot.errors import ConfigError, DeviceError, IngotError
 from ingot.measure.bench.profile.replaced import replaced
 from ingot.runtime.step.runner import Runner
 
@@ -77,14 +79,30 @@ def counted_operations() -> Iterator[Counter[str]]:
 def without_kernels(name: str, runner: Runner) -> Iterator[Counter[str]]:
     """Inside, the operation runs as PyTorch's operators on any device; ``fused``: every product and norm is
     its module's own kernel. Steps must run without a graph. Counts the calls that were replaced.
+
+    Raises:
+        DeviceError: the device lacks an operator.
     """
     calls: Counter[str] = Counter()
-    with ExitStack() as stack:
+    with ExitStack() as stack, _able(name):
         if name == FUSED:
             stack.enter_context(replaced(runner.forward, "fused", False))
         for module in _loaded(_MODULES.get(name, ())):
             stack.enter_context(replaced(module, _ASKS, _counting(lambda tensor: False, calls, name)))
         yield calls
+
+
+@contextmanager
+def _able(name: str) -> Iterator[None]:
+    """Turn PyTorch's error of an operator that the device lacks into ours."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, IngotError):
+        raise
+    except (RuntimeError, TypeError) as error:
+        what = f"PyTorch has no operators for {name} on this device"
+        seen = str(error).strip().split("\n")[0]
+        raise DeviceError(what, seen=seen, field="without", fix=f"leave `without={name}` out") from error
 
 
 def check_called(names: Sequence[str], calls: Counter[str], *, fuses: bool) -> None:

@@ -1,0 +1,108 @@
+"""Tables and lines on screens that are narrower than they are."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ingot.cli.terminal import console
+from ingot.measure.side.text_table import Table, counted, narrow, plain
+
+WIDE = Table(
+    "kernels",
+    ("module", "launches", "share", "of ceiling"),
+    (
+        ("qkv", "3", "27.3 %", "81.0 % read"),
+        ("  a kernel with a long name", "2", "17.3 %", ""),
+        ("", "1", "", ""),
+    ),
+)
+TEXTS = Table("answers", ("item", "one", "other"), (("a1", "a quick fox " * 6, "a lazy dog " * 6),))
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, width: int, table: Table) -> str:
+    """What a terminal of this width gets."""
+    text = io.StringIO()
+    terminal = Console(file=text, force_terminal=True, width=width, soft_wrap=True, color_system=None)
+    monkeypatch.setattr(console, "stdout", lambda: terminal)
+    console.print_table(table)
+    return text.getvalue()
+
+
+def test_columns_continue_below_the_names() -> None:
+    parts = [plain(part).splitlines() for part in narrow(WIDE, 30)]
+    assert parts == [
+        [
+            "kernels",
+            "module           launches",
+            "qkv                     3",
+            "  a kernel wit…         2",
+            " " * 24 + "1",
+        ],
+        ["…", "module            share", "qkv              27.3 %", "  a kernel wit…  17.3 %"],
+        ["…", "module   of ceiling", "qkv     81.0 % read"],
+    ]
+
+
+@pytest.mark.parametrize("width", range(20, 80))
+def test_every_value_is_in_one_part(width: int) -> None:
+    parts = list(narrow(WIDE, width))
+    assert [name for part in parts for name in part.columns[1:]] == list(WIDE.columns[1:])
+    values = sorted(value for part in parts for row in part.rows for value in row[1:] if value)
+    assert values == sorted(value for row in WIDE.rows for value in row[1:] if value)
+    assert all(len(line) <= width for part in parts for line in plain(part).splitlines())
+
+
+def test_a_table_that_fits_is_whole() -> None:
+    widest = max(map(len, plain(WIDE).splitlines()))
+    assert list(narrow(WIDE, widest)) == [WIDE]
+    empty = Table("nothing", ("name",), ())
+    assert list(narrow(empty, 20)) == [empty]
+
+
+def test_a_number_that_is_wider_than_the_screen() -> None:
+    wide = Table("wide", ("name", "text"), (("a name of a row", "x" * 50),))
+    (part,) = narrow(wide, 20)
+    assert part.rows == (("a name …", "x" * 50),)
+
+
+def test_a_terminal_rules_what_fits_and_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "│ 81.0 % read │" in shown(monkeypatch, 90, WIDE)
+    text = shown(monkeypatch, 40, WIDE)
+    assert "│" not in text
+    assert "27.3 %" in text
+    assert "81.0 % read" in text
+    assert max(map(len, text.splitlines())) <= 40
+
+
+def test_a_terminal_wraps_long_texts_within_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(monkeypatch, 60, TEXTS)
+    assert "│ a1   │" in text
+    assert text.count("fox") == 6
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_lines_go_on_below_on_a_screen_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "  method: one step, run again and again with /a/path/that/is/never/cut/in/two.json"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console.print_report([line, ""], [WIDE])
+    assert capsys.readouterr().out == f"{line}\n\n\n{plain(WIDE)}\n"
+    monkeypatch.setenv("COLUMNS", "24")
+    console.print_lines([line, ""])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["  method: one step, run", "again and again with", line.split()[-1], ""]
+    for odd in ("", "wide", "0", "-4"):
+        monkeypatch.setenv("COLUMNS", odd)
+        console.print_lines(["1 2"])
+        assert capsys.readouterr().out == "1 2\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 gaps"), (1, "1 gap"), (1.2, "1 gap"), (2, "2 gaps"), (1715.4, "1,715 gaps")]
+)
+def test_counted(count: float, text: str) -> None:
+    assert counted(count, "gap") == text
