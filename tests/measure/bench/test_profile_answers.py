@@ -31,12 +31,12 @@ from tests.e2e.tiny import write_tiny
 from tests.measure.bench.conftest import MADE_UP
 from tests.measure.evaluate.conftest import write
 
-NEW = 6
+NEW, LONG = 6, 48
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 2  # of several blocks
+QUESTIONS: tuple[dict[str, Any], ...] = ({"prompt": "Fire"}, {"prompt": "Zulu time"})
 RECORDS = (
-    {"prompt": PROMPT, "answer": "the fox"},
+    *(question | {"answer": "the fox"} for question in QUESTIONS),
     {"article": "A fire broke out in a bakery.", "highlights": "Fire."},
-    {"prompt": "Ab", "answers": ["x", "y z"]},
 )
 Progress = Callable[[str, int, int], None]
 
@@ -160,22 +160,27 @@ def flags(tiny: Path, data: Path, **changes: Any) -> ProfileFlags:
     )
 
 
+def _first_answers(tiny: Path, data: Path, file: Path) -> list[dict[str, Any]]:
+    """Items of ``ingot eval summarize`` on a CPU: what PyTorch's operators answer to the first two."""
+    words = ("--data", data, "--limit", 2, "--max-new-tokens", LONG, "--device", "cpu", "--items", file)
+    assert ingot("eval", "summarize", tiny, *words).exit_code == 0
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def test_rouge_is_that_of_eval(
     side: IngotSide, tiny: Path, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Operators answer as an engine on a CPU does; scores are rouge-score's own of the answers."""
-    file, spec = tmp_path / "items.jsonl", SideSpec(path=str(tiny), device="cpu", max_batch_size=2)
-    words = ("--data", data, "--limit", 2, "--max-new-tokens", NEW, "--device", "cpu", "--items", file)
-    assert ingot("eval", "summarize", tiny, *words).exit_code == 0
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    spec = SideSpec(path=str(tiny), device="cpu", max_batch_size=2)
+    answers = [line["ingot"]["answer"] for line in _first_answers(tiny, data, tmp_path / "items.jsonl")]
+    right = [f"{answer} and more" for answer in answers]
+    records = [record | {"answer": text} for record, text in zip(QUESTIONS, right, strict=True)]
+    data = write(tmp_path / "scored.jsonl", *records, {"prompt": "not asked", "answer": "x"})
     scorer = RougeScorer(["rouge1"])
-    expected = [
-        100
-        * max(scorer.score(right, line["ingot"]["answer"])["rouge1"].fmeasure for right in line["references"])
-        for line in lines
-    ]
+    expected = [100 * scorer.score(a, b)["rouge1"].fmeasure for a, b in zip(right, answers, strict=True)]
+    assert min(expected) > 1
     _install(monkeypatch)
-    read = read_answers(flags(tiny, data, limit=2))
+    read = read_answers(flags(tiny, data, limit=2, max_new_tokens=LONG))
     assert read is not None
     wanted = Profile(batch=2, prompt_tokens=5, without=("rms_norm", "rope"), repeats=1)
     result, _ = profile_side(side, wanted, answers=read(spec))
@@ -185,14 +190,14 @@ def test_rouge_is_that_of_eval(
     assert (norm["answers"], rope["answers"], rope["same_tokens"]) == (2, 2, 2)
     assert norm["same_tokens"] < 2
     assert result["data"]["limit"] == result["data"]["counts"]["cases"] == 2
-    assert result["data"]["settings"]["max_new_tokens"] == NEW
+    assert result["data"]["settings"]["max_new_tokens"] == LONG
+    assert norm["with"]["rouge1"] != pytest.approx(norm["without"]["rouge1"])
     result["without"][0]["answers"] |= {"same_tokens": 1, "with": dict.fromkeys(norm["with"], 12.5)}
     record = {"machine": {"gpu": "x"}, "sides": [{"name": "a", "facts": {}, "results": [result]}]}
     table = profile_tables(record)[2]
     assert plain(table).startswith("ROUGE of 2 answers with and without each kernel, F1")
-    assert table.columns == (
-        *("without", "ROUGE-1", "without", "ROUGE-2", "without", "ROUGE-L", "without", "same answers"),
-    )
+    scores = ("ROUGE-1", "1 without", "ROUGE-2", "2 without", "ROUGE-L", "L without")
+    assert table.columns == ("without", *scores, "same answers")
     assert [row[0] for row in table.rows] == ["rms_norm", "rope"]
     assert (table.rows[0][1], table.rows[0][-1], table.rows[1][-1]) == ("12.50", "50.0 %", "100.0 %")
 

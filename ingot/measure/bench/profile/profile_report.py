@@ -125,13 +125,13 @@ def _without(entries: list[Record], *, fuses: bool) -> Table:
 
 def _answers(entries: list[Record]) -> Table:
     """ROUGE of the answers, F1, with each kernel and without."""
-    kinds = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+    kinds = {"rouge1": "1", "rouge2": "2", "rougeL": "L"}
     rows = []
     for entry in entries:
         found = entry["answers"]
         figures = [score(found[side][kind]) for kind in kinds for side in ("with", "without")]
         same = percent(found["same_tokens"] / found["answers"])
         rows.append((entry["operation"], *figures, same))
-    columns = [name for kind in kinds.values() for name in (kind, "without")]
+    columns = [name for kind in kinds.values() for name in (f"ROUGE-{kind}", f"{kind} without")]
     title = f"ROUGE of {counted(entries[0]['answers']['answers'], 'answer')} with and without each kernel, F1"
     return Table(title, ("without", *columns, "same answers"), tuple(rows))
