@@ -20,14 +20,15 @@ from ingot.building.calibration.sample_records import (
     BadSample,
     decoded,
     evenly,
+    file_records,
     made_of,
     needed,
     raw_file,
-    read_records,
     text_of,
 )
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.config.decoder_config import DecoderConfig
+from ingot.config.files.table_rows import is_hub
 from ingot.engine.assembly import Assembly
 from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
@@ -105,21 +106,23 @@ def read_calibration_data(
     samples: int = SAMPLES,
     length: int = LENGTH,
 ) -> CalibrationData:
-    """At most ``samples`` records, evenly spread over the file, each cut to ``length`` tokens.
+    """At most ``samples`` records, evenly spread over the file (of a data set of the hub the first), each cut
+    to ``length`` tokens.
 
     Without a chat format a conversation's contents are joined by line ends. Raises ConfigError where a limit
     is too small, the file cannot be read, a chosen record is no sample, or there is none.
     """
     check_limits(samples, length)
-    raw = raw_file(path)
-    digest = hashlib.sha256(raw).hexdigest()
-    if path.suffix == ".txt":
+    digest = hashlib.sha256()
+    if path.suffix == ".txt" and not is_hub(path):
+        raw = raw_file(path)
+        digest.update(raw)
         windows = _windows(decoded(path, raw), needed(tokenizer, "a text"), length)
-        return CalibrationData(path, tuple(evenly(windows, samples)), len(windows), digest)
-    records = read_records(path, raw, SHAPES)
+        return CalibrationData(path, tuple(evenly(windows, samples)), len(windows), digest.hexdigest())
+    records = file_records(path, SHAPES, samples, digest)
     chosen = evenly(records, samples)
     kept = made_of(path, chosen, lambda record: _ids(record, tokenizer, chat)[:length], SHAPES)
-    return CalibrationData(path, tuple(kept), len(records), digest)
+    return CalibrationData(path, tuple(kept), len(records), digest.hexdigest())
 
 
 def check_limits(samples: int, length: int) -> None:

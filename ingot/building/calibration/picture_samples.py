@@ -16,10 +16,10 @@ from ingot.building.calibration.sample_records import (
     BadSample,
     Numbered,
     evenly,
+    file_records,
     made_of,
     needed,
     raw_file,
-    read_records,
     text_of,
 )
 from ingot.config.decoder_config import DecoderConfig
@@ -52,7 +52,7 @@ def read_pictures(
     encoder = config.encoder
     assert encoder is not None
     digest = hashlib.sha256()
-    records, folder = _records(path, digest)
+    records, folder = _records(path, count, digest)
     draws = None if seed is None else random.Random(seed)
     digest.update(b"" if seed is None else f"questions drawn by {seed}".encode())
     make = partial(_shown, folder, config, text, length, draws)
@@ -70,14 +70,12 @@ def read_pictures(
     return CalibrationData(path, samples, len(records), digest.hexdigest(), tuple(features))
 
 
-def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
+def _records(path: Path, count: int, digest: Any) -> tuple[list[Numbered], Path]:
     """All records, and the folder that their pictures are relative to."""
     if not path.is_dir():
         if path.suffix.lower() in SUFFIXES and path.is_file():
             return [(1, {"image": path.name})], path.parent
-        raw = raw_file(path)
-        digest.update(raw)
-        return read_records(path, raw, SHAPES), path.parent
+        return file_records(path, SHAPES, count, digest), path.parent
     if (path / CAPTIONS).is_file():
         digest.update(raw_file(path / CAPTIONS))
     return list(picture_records(path, _FIELD)), path

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.config.files.record_columns import in_their_names, with_our_names
-from ingot.config.files.table_rows import BadRow, is_table, table_rows
+from ingot.config.files.table_rows import FILES, BadRow, is_hub, is_table, table_rows
 from ingot.errors import ConfigError, IngotError
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
 
@@ -28,15 +30,31 @@ def evenly(found: Sequence[T], count: int) -> list[T]:
     return [found[place * len(found) // count] for place in range(count)]
 
 
+def file_records(path: Path, shapes: str, count: int, digest: Any) -> list[Numbered]:
+    """The records of a file, whose bytes ``digest`` gets; of a data set of the hub the first ``count``, and
+    ``digest`` gets their fields but for recordings and pictures. Errors as of ``read_records``.
+    """
+    if not is_hub(path):
+        raw = raw_file(path)
+        digest.update(raw)
+        return read_records(path, raw, shapes)
+    found = [_numbered(*row) for row in islice(table_rows(path, "calib"), count)]
+    for number, record in found:
+        own = {k: v for k, v in record.items() if k not in FILES} if isinstance(record, dict) else str(record)
+        digest.update(json.dumps([number, own], sort_keys=True, default=str).encode())
+    return found
+
+
+def _numbered(number: int, row: Any) -> Numbered:
+    return number, BadSample(str(row)) if isinstance(row, BadRow) else row
+
+
 def read_records(path: Path, raw: bytes, shapes: str) -> list[Numbered]:
     """The records of a ``.json`` list, of a table, or of any other file one per line; a line that is no JSON
     is a ``BadSample``. Raises ConfigError where it is no list, no table, or not UTF-8.
     """
     if is_table(path):
-        return [
-            (number, BadSample(str(row)) if isinstance(row, BadRow) else row)
-            for number, row in table_rows(path, "calib")
-        ]
+        return [_numbered(*row) for row in table_rows(path, "calib")]
     if path.suffix == ".json":
         try:
             found = parse_json(decoded(path, raw))

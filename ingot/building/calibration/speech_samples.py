@@ -28,10 +28,9 @@ from ingot.building.calibration.sample_records import (
     BadSample,
     Numbered,
     evenly,
+    file_records,
     made_of,
     needed,
-    raw_file,
-    read_records,
     text_of,
 )
 from ingot.building.calibration.walk_halves import unseen
@@ -106,7 +105,7 @@ def _windows(path: Path, mels: int, frames: int, count: int) -> tuple[list[_Wind
     manifest; how many records it has; and the sha256 of it and the recordings.
     """
     digest = hashlib.sha256()
-    records, folder = _records(path, digest)
+    records, folder = _records(path, count, digest)
     recordings = made_of(path, evenly(records, count), partial(_recording, folder), SHAPES)
     length = frames * HOP
     places = [
@@ -130,14 +129,12 @@ def _windows(path: Path, mels: int, frames: int, count: int) -> tuple[list[_Wind
     return found, len(records), digest.hexdigest()
 
 
-def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
+def _records(path: Path, count: int, digest: Any) -> tuple[list[Numbered], Path]:
     """All records, and the folder that their recordings are relative to."""
     if path.suffix.lower() in SUFFIXES and path.is_file():
         return [(1, {"audio": path.name})], path.parent
     if not path.is_dir():
-        raw = raw_file(path)
-        digest.update(raw)
-        return read_records(path, raw, SHAPES), path.parent
+        return file_records(path, SHAPES, count, digest), path.parent
     if any(path.rglob(TRANSCRIPTS)):
         for file in transcripts(path):
             digest.update(file.read_bytes())

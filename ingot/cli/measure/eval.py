@@ -74,8 +74,8 @@ _AGAINST = (
     "checkpoint."
 )
 _DELTA = "Limit on |difference| for exit code 0: X, or METRIC=X; may be repeated."
-_AT_LEAST = "The lowest score of the engine itself for exit code 0, for instance rouge1=14 (0 to 100)."
-_AT_MOST = "The highest score for exit code 0, where lower is better: wer=6, perplexity=9."
+_AT_LEAST = "The lowest score of the engine and of each --also for exit code 0: rouge1=14 (0 to 100)."
+_AT_MOST = "Likewise the highest score, where lower is better: wer=6, perplexity=9."
 _DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
 _CHAT = "Wrap articles and prompts as user messages in the chat template."
 _SYSTEM = "A system message before each conversation without one; implies --chat."
@@ -330,7 +330,9 @@ def _evaluate(
     records = {} if of_folder is None else {"of_folder": of_folder}
     data = read_data(flags.data, limit=limit, skip_bad=skip, where=where, needs=needs, **records)
     with bar_shown() as progress:
-        found = with_bounds(run(*flags.sides(), data, limits, how, progress), bounds)
+        sides = flags.sides()
+        found = run(*sides, data, limits, how, progress)
+        found = with_bounds(found, bounds, against=sides[1] is not None)
     record = {"command": command_line(), **found.record}
     if flags.items is not None:
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)

@@ -36,8 +36,9 @@ _RANGES = f"How RPTQ measures ranges: {listed(RANGES, 'or')}."
 _EIGHT_BITS = "Sites of rptq-w4a4 whose activations have 8 bits: R1,R4,… or none."
 _PUBLISHED = ", ".join(f"{site}={count}" for site, count in PUBLISHED_CLUSTERS.items())
 _CALIB = (
-    "Calibration samples (.jsonl, .json, .txt, or .npy of embeddings), similar to what the engine will run; "
-    "for speech a manifest or folder of recordings, for pictures one of pictures."
+    "Calibration samples (.jsonl, .json, .csv, .parquet, .txt, hf:ID[:CONFIG]:SPLIT, or .npy of embeddings), "
+    "similar to what the engine will run; for speech a manifest or folder of recordings, for pictures one of "
+    "pictures."
 )
 _SAMPLES = "Maximum samples to use from --calib: up to 512 tokens, or a window of speech, each."
 

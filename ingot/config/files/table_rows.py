@@ -9,6 +9,7 @@ import csv
 import functools
 import importlib.util
 import io
+import itertools
 import re
 import tempfile
 from collections import Counter
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ingot.config.files.float_wav import float_wav
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.config.files.record_columns import KNOWN
 from ingot.errors import ConfigError, DeviceError, to_install
@@ -24,6 +26,7 @@ CSV, PARQUET, HUB = (".csv", ".tsv"), ".parquet", "hf:"
 Rows = Iterator[tuple[int, Any]]
 _MOST_LETTERS = 1 << 27  # of one cell
 _BATCH = 256  # rows of a Parquet file at a time
+FILES = ("audio", "image")
 _LISTS = ("answers", "captions", "messages", "conversations", "token_ids")  # JSON in a cell of a CSV file
 
 
@@ -43,8 +46,8 @@ def is_hub(path: Path) -> bool:
 
 def table_rows(path: Path, field: str) -> Rows:
     """Each row as a record with its number from 1: of a CSV file the line where the row begins, else the row.
-    A row that cannot be read is a ``BadRow``. Recordings inside a table become files that exist until the
-    process ends.
+    A row that cannot be read is a ``BadRow``. Recordings and pictures inside a table become files that exist
+    until the process ends.
 
     Raises:
         ConfigError: it cannot be read as such a table; it names ``field``.
@@ -115,6 +118,10 @@ def _parquet_rows(path: Path, field: str) -> Rows:
     _need("pyarrow", "a .parquet file")
     from pyarrow import ArrowException, parquet
 
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ConfigError("the data cannot be read", seen=error, field=field) from None
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=_BATCH):
@@ -133,20 +140,23 @@ def _hub_rows(name: str, field: str) -> Rows:
         allowed = "hf:ID:SPLIT or hf:ID:CONFIG:SPLIT, for instance hf:abisee/cnn_dailymail:3.0.0:test"
         raise ConfigError("no data set of the hub has this name", seen=name, allowed=allowed, field=field)
     _need("datasets", "a data set of the hub")
-    from datasets import Audio, load_dataset
+    from datasets import load_dataset
 
-    number = 0
-    try:
+    def opened() -> Iterator[Any]:
         rows = load_dataset(*parts[:-1], split=parts[-1], streaming=True)
-        for column, feature in (rows.features or {}).items():
-            if isinstance(feature, Audio):
-                rows = rows.cast_column(column, Audio(decode=False))
-        for record in rows:
-            number += 1
-            yield number, _with_files(record)
-    except (OSError, ValueError, LookupError, RuntimeError) as error:  # what the library raises
-        seen = f"{name}, after row {number}: {type(error).__name__}: {error}"[:400]
-        raise ConfigError("the data set cannot be read", seen=seen, field=field) from None
+        # Cells as they are stored; without features they are.
+        yield from rows.decode(False) if rows.features else rows
+
+    rows = opened()
+    for number in itertools.count(1):
+        try:
+            record = next(rows, None)
+        except Exception as error:  # of the library, of its HTTP clients, of the readers of many formats
+            seen = f"{name}, after row {number - 1}: {type(error).__name__}: {error}"[:400]
+            raise ConfigError("the data set cannot be read", seen=seen, field=field) from None
+        if record is None:
+            return
+        yield number, _with_files(record)
 
 
 def _need(module: str, what: str) -> None:
@@ -155,17 +165,35 @@ def _need(module: str, what: str) -> None:
 
 
 def _with_files(record: Mapping[str, Any]) -> Any:
-    """The record without empty cells; the bytes of a recording become a file's path."""
+    """The record without empty cells; a recording or picture inside becomes a file's path."""
     found = {name: value for name, value in record.items() if value is not None}
-    audio = found.get("audio")
-    if isinstance(audio, Mapping):
-        if isinstance(audio.get("bytes"), bytes):
-            found["audio"] = _stored(audio["bytes"], str(audio.get("path") or ""))
-        elif isinstance(audio.get("path"), str):
-            found["audio"] = audio["path"]
-        else:
-            return BadRow("column audio has neither bytes nor a path")
+    for name in FILES:
+        cell = found.get(name)
+        if isinstance(cell, Mapping):
+            try:
+                found[name] = _file_of(cell)
+            except (OSError, ValueError, TypeError) as error:
+                return BadRow(f"column {name} has neither bytes, a path nor samples ({error})")
     return found
+
+
+def _file_of(cell: Mapping[str, Any]) -> str:
+    """The path of a file with a cell's recording or picture: its ``bytes``, the file at its ``path`` (perhaps
+    elsewhere), or samples (``array`` with ``sampling_rate``). Raises ValueError where it has none of these.
+    """
+    data, path, samples = (cell.get(part) for part in ("bytes", "path", "array"))
+    if isinstance(data, bytes):
+        return _stored(data, str(path or ""))
+    if samples is not None:
+        return _stored(float_wav(samples, cell.get("sampling_rate")), ".wav")
+    if not isinstance(path, str):
+        raise ValueError(f"it has {', '.join(map(str, cell)) or 'nothing'}")
+    if "://" not in path:
+        return path
+    import fsspec  # comes with datasets
+
+    with fsspec.open(path) as file:
+        return _stored(file.read(), path)
 
 
 @functools.cache

@@ -228,11 +228,12 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sha256_of_items(items: Sequence[DataItem]) -> str:
-    """Of what was read of a data set of the hub, the recordings by their bytes."""
+    """Of what was read of a data set of the hub, recordings and pictures by their bytes."""
     found = hashlib.sha256()
     for item in items:
-        found.update(repr(replace(item, audio=None)).encode())
-        found.update(b"" if item.audio is None else Path(item.audio).read_bytes())
+        found.update(repr(replace(item, audio=None, image=None)).encode())
+        for file in (item.audio, item.image):
+            found.update(b"" if file is None else Path(file).read_bytes())
     return found.hexdigest()
 
 

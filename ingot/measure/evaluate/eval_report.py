@@ -93,7 +93,12 @@ def verdict(record: Record) -> str | None:
         lines.append(f"beyond the limit: {', '.join(beyond)}")
     elif record["deltas"]:
         lines.append("every difference is within its limit")
-    missed = [bound["metric"] for bound in record.get("bounds", ()) if not bound["met"]]
+    several = len({bound["side"] for bound in record.get("bounds", ())}) > 1
+    missed = [
+        f"{bound['metric']} of {bound['side']}" if several else bound["metric"]
+        for bound in record.get("bounds", ())
+        if not bound["met"]
+    ]
     if missed:
         lines.append(f"not good enough: {', '.join(missed)}")
     elif record.get("bounds"):
@@ -176,8 +181,12 @@ def _bounds(record: Record) -> Table:
         value = "none" if bound["score"] is None else f"{bound['score']:.6g}"
         least = "at least" if bound["better"] == "higher" else "at most"
         met = "within" if bound["met"] else "BEYOND"
-        rows.append((bound["metric"].replace("_", " "), value, f"{least} {bound['value']:g}", met))
-    return Table(f"bounds of {record['sides'][0]['name']}", ("", "score", "bound", ""), tuple(rows))
+        row = (bound["metric"].replace("_", " "), value, f"{least} {bound['value']:g}", met)
+        rows.append((bound["side"], *row))
+    names = {row[0] for row in rows}
+    if len(names) > 1:
+        return Table("bounds", ("", "", "score", "bound", ""), tuple(rows))
+    return Table(f"bounds of {rows[0][0]}", ("", "score", "bound", ""), tuple(row[1:] for row in rows))
 
 
 def _worst(positions: list[Record]) -> Table:

@@ -1,4 +1,4 @@
-"""Bounds on an engine's own scores, which need no reference: ROUGE of at least 14, a WER of at most 6."""
+"""Bounds on engines' own scores, which need no reference: ROUGE of at least 14, a WER of at most 6."""
 
 from __future__ import annotations
 
@@ -79,17 +79,24 @@ def _bound(verb: str, field: str, side: str, given: str) -> ScoreBound:
     return ScoreBound(name, value, scores[name])
 
 
-def with_bounds(found: Evaluation, bounds: Sequence[ScoreBound]) -> Evaluation:
-    """The evaluation with its engine's scores beside their bounds; the verdict is on these, too.
+def with_bounds(found: Evaluation, bounds: Sequence[ScoreBound], *, against: bool = False) -> Evaluation:
+    """The evaluation with scores beside their bounds, of the engine and of each further side, but not of the
+    reference, which is the second side if there is one (``against``); the verdict is on these, too.
 
-    The record gains ``bounds``, a list of metric, score, value (the bound), better and met.
+    The record gains ``bounds``, a list of metric, side (its name), score, value (the bound), better and met.
     """
     record = found.record
-    scores: Mapping[str, Any] = record["sides"][0]["metrics"] | record.get("divergence", {})
+    engine, *others = record["sides"]
     judged = []
-    for bound in bounds:
-        score = scores.get(bound.metric)
-        judged.append(asdict(bound) | {"score": score, "met": bound.met_by(score)})
+    for side in (engine, *others[1 if against else 0 :]):
+        scores: Mapping[str, Any] = side["metrics"]
+        if side is engine:
+            scores = {**scores, **record.get("divergence", {})}
+        for bound in bounds:
+            score = scores.get(bound.metric)
+            judged.append(
+                asdict(bound) | {"side": side.get("name"), "score": score, "met": bound.met_by(score)}
+            )
     verdict = record["verdict"]
     if judged and verdict != BEYOND:
         verdict = WITHIN if all(one["met"] for one in judged) else BEYOND

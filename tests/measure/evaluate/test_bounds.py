@@ -10,6 +10,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.eval_record import Evaluation
+from ingot.measure.evaluate.eval_report import verdict
 from ingot.measure.evaluate.score_bounds import ScoreBound, bounds_for, with_bounds
 from tests.e2e.terminal import ingot
 from tests.measure.evaluate.conftest import write, write_ids
@@ -58,7 +59,7 @@ def test_a_bound_on_the_wrong_side_names_the_other() -> None:
 def test_both_verdicts_count() -> None:
     def evaluation(verdict: str | None) -> Evaluation:
         side = {"metrics": {"exact": 40.0, "contains": 60.0}}
-        return Evaluation({"sides": [side, {"metrics": {"exact": 90.0}}], "verdict": verdict}, [])
+        return Evaluation({"sides": [side], "verdict": verdict}, [])
 
     met, missed = bounds_for("answers", ["contains=60"]), bounds_for("answers", ["contains=60", "exact=41"])
     verdicts = {
@@ -77,6 +78,36 @@ def test_both_verdicts_count() -> None:
         ("beyond", 1): "beyond",
         ("beyond", 2): "beyond",
     }
+
+
+@pytest.mark.parametrize("against", [False, True])
+def test_every_side_but_the_reference_is_bounded(against: bool) -> None:
+    """A gate on an engine and its other precisions; the reference is what it is."""
+    scores = {"fp16": 20.0, "hf": 3.0, "w8a16": 18.0, "w4a16": 9.0}
+    sides = [{"name": name, "metrics": {"rouge1": score}} for name, score in scores.items()]
+    sides = sides if against else [side for side in sides if side["name"] != "hf"]
+    record = {"sides": sides, "deltas": [], "verdict": "within" if against else None}
+    bounds = bounds_for("summarize", ["rouge1=14"])
+    found = with_bounds(Evaluation(record, []), bounds, against=against).record
+    judged = [(one["side"], one["score"], one["met"]) for one in found["bounds"]]
+    assert judged == [("fp16", 20.0, True), ("w8a16", 18.0, True), ("w4a16", 9.0, False)]
+    assert found["verdict"] == "beyond"
+    assert verdict(found) == "not good enough: rouge1 of w4a16"
+    met = with_bounds(Evaluation(record, []), bounds_for("summarize", ["rouge1=9"]), against=against).record
+    assert met["verdict"] == "within"
+
+
+def test_other_precisions_gate_too(chatter: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl", {"prompt": "Ab", "answer": "no such thing"})
+    words = ("eval", "answers", chatter, "--data", data, "--max-new-tokens", 4, "--device", "cpu")
+    words = (*words, "--also", "w8a16", "--against", "hf", "--max-delta", 100)
+    failed = ingot(*words, "--min", "exact=1")
+    assert failed.exit_code == 1
+    assert failed.stdout.count("BEYOND") == 2
+    found = json.loads(ingot(*words, "--min", "exact=0", "--json").stdout)
+    names = [side["name"] for side in found["sides"]]
+    assert [one["side"] for one in found["bounds"]] == [names[0], names[2]]
+    assert found["verdict"] == "within"
 
 
 def test_the_exit_code_and_the_table(llama: Path, tmp_path: Path) -> None:

@@ -13,15 +13,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 
 from ingot.building.calibration.sample_records import made_of, raw_file, read_records
 from ingot.config.files.record_columns import renamed_columns
+from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, DeviceError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.scored_answers import question_check
 from ingot.measure.evaluate.scored_transcripts import recording_check
 from tests.e2e.terminal import ingot
+from tests.tiny_models import random_ids, save_model, tiny_config
 
 SPEECH = Path(__file__).parents[3] / "examples" / "speech"
 
@@ -157,8 +161,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def __init__(self, found: list[Any], features: dict[str, Any]) -> None:
             self.found, self.features = found, features
 
-        def cast_column(self, name: str, feature: Audio) -> Streamed:
-            return Streamed(self.found, {**self.features, name: feature})
+        def decode(self, enable: bool) -> Streamed:
+            return Streamed(self.found, {name: Audio(enable) for name in self.features})
 
         def __iter__(self) -> Iterator[Any]:
             assert not any(isinstance(one, Audio) and one.decode for one in self.features.values())
@@ -169,7 +173,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise ValueError(f"Unknown split {split!r}")
         assert streaming
         found = rows[(*names, split)]
-        return Streamed(found, {"audio": Audio()} if found and "audio" in found[0] else {})
+        held = isinstance(found, list) and found and "audio" in found[0]
+        return Streamed(found, {"audio": Audio()} if held else {})
 
     arrow, parquet, datasets = ModuleType("pyarrow"), ModuleType("pyarrow.parquet"), ModuleType("datasets")
     arrow.ArrowException, arrow.parquet, parquet.ParquetFile = ArrowError, parquet, ParquetFile  # type: ignore
@@ -192,8 +197,11 @@ def test_a_parquet_file(tables: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="row 4: highlights is empty"):
         read_data(path, needs=question_check)
     assert len(read_records(path, raw_file(path), "")) == 5
+    (tmp_path / "b.parquet").write_bytes(b"PAR0")
     with pytest.raises(ConfigError, match="magic bytes"):
         read_data(tmp_path / "b.parquet")
+    with pytest.raises(ConfigError, match=r"cannot be read.*nowhere"):
+        read_data(tmp_path / "nowhere.parquet")
 
 
 def test_recordings_inside_a_data_set(tables: dict[str, Any]) -> None:
@@ -214,6 +222,45 @@ def test_recordings_inside_a_data_set(tables: dict[str, Any]) -> None:
     assert again.facts()["sha256"] == data.facts()["sha256"]  # not of the file's name
     with pytest.raises(ConfigError, match="row 2: column audio has neither"):
         read_data(path)
+
+
+def test_samples_and_urls_inside_a_data_set(tables: dict[str, Any], tmp_path: Path) -> None:
+    """Two channels as an array; a picture and a recording that lie elsewhere."""
+    samples = np.random.default_rng(0).uniform(-1, 1, (800, 2)).astype(np.float32)
+    elsewhere = {"bytes": None, "path": f"file://{recording()}"}
+    tables["a/b", "test"] = [
+        {"audio": {"array": samples, "sampling_rate": 8000}, "text": "A"},
+        {"audio": elsewhere, "text": "B"},
+        {"audio": {"bytes": None, "path": "file:///no/such.flac"}, "text": "C"},
+    ]
+    first, second = read_data(Path("hf:a/b:test"), limit=2).items
+    found, rate = soundfile.read(str(first.audio), dtype="float32")
+    assert rate == 8000
+    assert np.array_equal(found, samples)
+    assert Path(str(second.audio)).read_bytes() == recording().read_bytes()
+    with pytest.raises(ConfigError, match=r"row 3: column audio .*no/such"):
+        read_data(Path("hf:a/b:test"))
+
+
+def test_a_build_calibrates_on_the_first_rows_of_a_data_set(tables: dict[str, Any], tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path / "llama")
+    read = iter([{"token_ids": random_ids(30, seed=i)} for i in range(9)])
+    tables["a/b", "test"] = read
+    words = ("build", tmp_path / "llama", "-o", tmp_path / "engine", "--quant", "w4a16", "--group-size", 32)
+    words = (*words, "--method", "gptq", "--device", "cpu", "--no-proof")
+    done = ingot(*words, "--calib", "hf:a/b:test", "--calib-samples", 4)
+    assert done.exit_code == 0, done.output
+    calibration = Manifest.read(tmp_path / "engine").calibration
+    assert calibration is not None
+    assert (calibration.samples, calibration.tokens) == (4, 120)
+    assert len(list(read)) == 5  # the others were not asked for
+    tables["a/b", "test"] = [{"token_ids": random_ids(30)}, {"token_ids": [-1]}]
+    failed = ingot(*words, "--force", "--calib", "hf:a/b:test")
+    assert failed.exit_code == 2
+    assert "2: " in failed.stderr
+    misnamed = ingot(*words, "--force", "--calib", "hf:a/b")
+    assert misnamed.exit_code == 2
+    assert "hf:ID:CONFIG:SPLIT" in misnamed.stderr
 
 
 def test_articles_of_a_data_set(tables: dict[str, Any]) -> None:
