@@ -156,7 +156,7 @@ def _hub_rows(name: str, field: str) -> Rows:
             raise ConfigError("the data set cannot be read", seen=seen, field=field) from None
         if record is None:
             return
-        yield number, _with_files(record)
+        yield number, _with_files(record, fetches=True)
 
 
 def _need(module: str, what: str) -> None:
@@ -164,20 +164,22 @@ def _need(module: str, what: str) -> None:
         raise DeviceError(f"{module} is not installed, and {what} is read with it", fix=to_install("data"))
 
 
-def _with_files(record: Mapping[str, Any]) -> Any:
-    """The record without empty cells; a recording or picture inside becomes a file's path."""
+def _with_files(record: Mapping[str, Any], *, fetches: bool = False) -> Any:
+    """The record without empty cells; a recording or picture inside becomes a file's path. ``fetches``: those
+    at a URL are downloaded, which no file on disk makes us do.
+    """
     found = {name: value for name, value in record.items() if value is not None}
     for name in FILES:
         cell = found.get(name)
         if isinstance(cell, Mapping):
             try:
-                found[name] = _file_of(cell)
+                found[name] = _file_of(cell, fetches=fetches)
             except (OSError, ValueError, TypeError) as error:
                 return BadRow(f"column {name} has neither bytes, a path nor samples ({error})")
     return found
 
 
-def _file_of(cell: Mapping[str, Any]) -> str:
+def _file_of(cell: Mapping[str, Any], *, fetches: bool) -> str:
     """The path of a file with a cell's recording or picture: its ``bytes``, the file at its ``path`` (perhaps
     elsewhere), or samples (``array`` with ``sampling_rate``). Raises ValueError where it has none of these.
     """
@@ -188,7 +190,7 @@ def _file_of(cell: Mapping[str, Any]) -> str:
         return _stored(float_wav(samples, cell.get("sampling_rate")), ".wav")
     if not isinstance(path, str):
         raise ValueError(f"it has {', '.join(map(str, cell)) or 'nothing'}")
-    if "://" not in path:
+    if "://" not in path or not fetches:
         return path
     import fsspec  # comes with datasets
 

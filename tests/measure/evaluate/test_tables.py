@@ -240,6 +240,11 @@ def test_samples_and_urls_inside_a_data_set(tables: dict[str, Any], tmp_path: Pa
     assert Path(str(second.audio)).read_bytes() == recording().read_bytes()
     with pytest.raises(ConfigError, match=r"row 3: column audio .*no/such"):
         read_data(Path("hf:a/b:test"))
+    table = tmp_path / "a.parquet"
+    table.write_bytes(b"PAR1")
+    tables[str(table)] = [{"audio": elsewhere, "text": "B"}]
+    (item,) = read_data(table).items
+    assert item.audio == elsewhere["path"]  # a file on disk downloads nothing
 
 
 def test_a_build_calibrates_on_the_first_rows_of_a_data_set(tables: dict[str, Any], tmp_path: Path) -> None:
