@@ -14,7 +14,7 @@ _HEADER = "<4sI4s4sIHHIIHH4sI"
 def float_wav(samples: Any, rate: Any) -> bytes:
     """The bytes of a file with ``samples``, [N] or [N, channels] from -1 to 1, at ``rate`` per second.
 
-    Raises ValueError where they are no finite numbers of that shape, or the rate is no whole number above 0.
+    Raises ValueError where a sample is not finite, the shape is another, or the rate is no integer above 0.
     """
     found = np.asarray(samples, dtype=np.float32)
     if found.ndim not in (1, 2) or not found.size or not np.isfinite(found).all():
