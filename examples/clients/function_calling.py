@@ -39,6 +39,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--url", default="http://127.0.0.1:8000")
 parser.add_argument("--model", help="default: the server's first")
 args = parser.parse_args()
+args.url = args.url.rstrip("/")
 
 with OpenAI(base_url=f"{args.url}/v1", api_key=os.environ.get("INGOT_API_KEY", "none")) as client:
     model = args.model or client.models.list().data[0].id

@@ -41,6 +41,7 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", help="default: the server's first")
     args = parser.parse_args()
+    args.url = args.url.rstrip("/")
     try:
         asyncio.run(main(args.url, args.model, args.question))
     except APIConnectionError:

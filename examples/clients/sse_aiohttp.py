@@ -21,9 +21,9 @@ except ModuleNotFoundError:
 HEADERS = {"Authorization": f"Bearer {os.environ.get('INGOT_API_KEY', 'none')}"}
 
 
-async def pieces(session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncIterator[str]:
+async def pieces(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> AsyncIterator[str]:
     """Texts of an answer as they come. Leaving the loop ends the request on the server."""
-    async with session.post("/v1/chat/completions", json={**body, "stream": True}) as reply:
+    async with session.post(f"{url}/v1/chat/completions", json={**body, "stream": True}) as reply:
         if reply.status != 200:
             raise RuntimeError(await reply.text())
         async for line in reply.content:
@@ -37,10 +37,10 @@ async def pieces(session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncI
                 yield choice["delta"].get("content") or ""
 
 
-async def ask(session: aiohttp.ClientSession, model: str, question: str) -> None:
+async def ask(session: aiohttp.ClientSession, url: str, model: str, question: str) -> None:
     """Print an answer once it is complete, so that two do not mix; its pieces come one by one."""
     body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 64}
-    texts = [piece async for piece in pieces(session, body)]
+    texts = [piece async for piece in pieces(session, url, body)]
     print(f"> {question}\n{''.join(texts)}")
 
 
@@ -49,13 +49,13 @@ async def main(url: str, model: str | None, questions: list[str]) -> None:
     no_limit = aiohttp.ClientTimeout(
         total=None, sock_connect=10
     )  # aiohttp's own ends a stream after 5 minutes
-    async with aiohttp.ClientSession(url, headers=HEADERS, timeout=no_limit) as session:
+    async with aiohttp.ClientSession(headers=HEADERS, timeout=no_limit) as session:
         if model is None:
-            async with session.get("/v1/models", raise_for_status=True) as reply:
+            async with session.get(f"{url}/v1/models", raise_for_status=True) as reply:
                 model = str((await reply.json())["data"][0]["id"])
         async with asyncio.TaskGroup() as group:
             for question in questions:
-                group.create_task(ask(session, model, question))
+                group.create_task(ask(session, url, model, question))
 
 
 if __name__ == "__main__":
@@ -64,6 +64,7 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", help="default: the server's first")
     args = parser.parse_args()
+    args.url = args.url.rstrip("/")
     try:
         asyncio.run(main(args.url, args.model, args.questions))
     except aiohttp.ClientConnectorError:

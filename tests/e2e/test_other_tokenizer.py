@@ -76,6 +76,19 @@ def test_a_checkpoint_in_memory_takes_it_and_an_engine_does_not(
         LLM(engine, "cpu", tokenizer=tokenizer)
 
 
+def test_its_chat_template_comes_with_it(complete: Path, tokenizer: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tokenizer, other)
+    template = "Q: {{ messages[0]['content'] }} A:"
+    (other / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (other / "generation_config.json").unlink()
+    engine = build(complete, tmp_path / "engine", device="cpu", proof=False, tokenizer=other)
+    for llm in (LLM(engine, "cpu"), LLM(complete, "cpu", tokenizer=other)):
+        ids = llm.chat_ids([{"role": "user", "content": "é"}])
+        assert bytes(ids) == "Q: é A:".encode()  # an id per byte
+        llm.close()
+
+
 def test_more_tokens_than_the_embedding_has_rows(tokenizer: Path, tmp_path: Path) -> None:
     save_model(tiny_config("llama"), tmp_path / "llama", seed=1)  # 97 rows
     with pytest.raises(ConfigError, match=r"464 tokens[^$]*at most 97"):

@@ -42,7 +42,8 @@ def test_each_prints_the_servers_answer(server: Server, run: Any, name: str, mod
     values: Any = {"top_k": 20, "repetition_penalty": 1.1} if name == "openai_stream.py" else {}
     whole = server.post("/v1/chat/completions", chat(QUESTION, max_tokens=64, **values)).json
     answer, tokens = whole["choices"][0]["message"]["content"], whole["usage"]["completion_tokens"]
-    out = run(name, "--url", url_of(server), *model, QUESTION)
+    slash = "/" if model else ""
+    out = run(name, "--url", f"{url_of(server)}{slash}", *model, QUESTION)
     expected = {
         "plain_http.py": f"{answer}\n{whole['usage']}\n",
         "sse_aiohttp.py": f"> {QUESTION}\n{answer}\n",
@@ -90,25 +91,34 @@ async def test_an_event_without_an_answer(
         assert capsys.readouterr().out == "> ?\nHi\n"
 
 
+async def test_a_proxys_path_stays_before_the_servers(
+    aiohttp_replies: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(EXAMPLES / "sse_aiohttp.py"))["main"]
+    event = json.dumps({"choices": [{"delta": {"content": "Hi"}}]})
+    await main(await aiohttp_replies(f"data: {event}\n\n", "/llm"), "m", ["?"])
+    assert capsys.readouterr().out == "> ?\nHi\n"
+
+
 @pytest.fixture
 async def aiohttp_replies() -> Any:
-    """Start a server that answers every POST with one text; returns its URL."""
+    """Start a server that answers every POST with one text, below a path; returns its URL."""
     from aiohttp import web
 
     runners = []
 
-    async def start(text: str) -> str:
+    async def start(text: str, path: str = "") -> str:
         async def reply(request: web.Request) -> web.Response:
             return web.Response(text=text, content_type="text/event-stream")
 
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", reply)
+        app.router.add_post(f"{path}/v1/chat/completions", reply)
         runner = web.AppRunner(app)
         runners.append(runner)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+        return f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
 
     yield start
     for runner in runners:

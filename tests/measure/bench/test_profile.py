@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ingot.layers.layer_products import Product
 from ingot.layers.norm import Norm
 from ingot.measure.bench.profile import profile_session
 from ingot.measure.bench.profile.module_ranges import Ranges, WorkCount, named_modules
+from ingot.measure.bench.profile.module_work import of_attention
 from ingot.measure.bench.profile.profile_report import profile_headline, profile_tables
 from ingot.measure.bench.profile.profile_session import Profile, profile_side
 from ingot.measure.bench.profile.profiled_step import ready_step
@@ -192,6 +194,23 @@ def test_work_is_that_of_the_model(side: IngotSide, kind: str, batch: int) -> No
     assert work["attention"].flops == LAYERS * 4 * sum(keys) * HEADS * HEAD_DIM
     cached = batch * read * 2 * KV_HEADS * HEAD_DIM * 4
     assert work["attention"].num_bytes == LAYERS * (cached + 2 * rows * HEADS * HEAD_DIM * 4)
+
+
+def test_a_window_bounds_what_attention_reads() -> None:
+    """Two requests of 2 tokens each, behind 10 and 1 in the cache; a window of 4."""
+    keys = torch.zeros(3, KV_HEADS, 16, HEAD_DIM)
+    cache: Any = SimpleNamespace(keys=keys, nbytes=2 * keys.nbytes)
+    batch: Any = SimpleNamespace(seq_lens=torch.tensor([12, 3]), query_start=torch.tensor([0, 2, 4]))
+    query = torch.zeros(4, HEADS, HEAD_DIM)
+
+    def moved(window: int) -> tuple[float, float]:
+        attention: Any = SimpleNamespace(scoring=SimpleNamespace(window=window))
+        work = of_attention(attention, query, batch, cache)
+        return (work.num_bytes - 2 * query.nbytes) / (2 * KV_HEADS * HEAD_DIM * 4), work.flops
+
+    pair = 4 * HEADS * HEAD_DIM
+    assert moved(0) == (12 + 3, (11 + 12 + 2 + 3) * pair)
+    assert moved(4) == (5 + 3, (4 + 4 + 2 + 3) * pair)  # the second query's window begins one later
 
 
 def test_modules_are_wrapped_only_inside(side: IngotSide) -> None:

@@ -34,7 +34,7 @@ from ingot.measure.bench.sweep.sweep_line import (
     SweepLine,
     measure_line,
 )
-from ingot.measure.bench.sweep.sweep_record import record_of
+from ingot.measure.bench.sweep.sweep_record import record_of, with_ratios
 from ingot.measure.bench.sweep.sweep_report import limits, panels, sweep_lines, sweep_table
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
 from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
@@ -332,6 +332,22 @@ def test_rows_up_to_the_end_of_memory_are_kept(checkpoint: Path, requests: Path,
         Sweep(spec_of(checkpoint), batches=(6,), shape=load)
 
 
+def test_ratios_are_of_the_first_class_of_hugging_face() -> None:
+    def line(name: str, kind: str, **seconds: float) -> dict[str, Any]:
+        points = [{"batch": int(b[1:]), "figures": {"seconds": {"p50": s}}} for b, s in seconds.items()]
+        return {"name": name, "kind": kind, "points": points}
+
+    lines = [
+        line("a", "ingot", b1=2.0, b2=1.0),
+        line("b", HUGGINGFACE, b1=6.0),
+        line("c", HUGGINGFACE, b1=1.0),
+    ]
+    assert with_ratios(lines) == "b"
+    assert [[p["ratio_to_hf"] for p in one["points"]] for one in lines] == [[3.0, None], [1.0], [6.0]]
+    assert with_ratios(lines[:1]) is None
+    assert lines[0]["points"][0]["ratio_to_hf"] is None
+
+
 def test_other_requests_are_other_settings(checkpoint: Path, requests: Path, tmp_path: Path) -> None:
     first = load_of(requests, spec_of(checkpoint))
     measure = partial(measure_line, opener=RaggedSide)  # type: ignore[arg-type]
@@ -379,6 +395,29 @@ def test_a_scheme_that_needs_samples_is_built_for_its_line(
         ("fp32 w8a8", None),
         ("fp32 rptq-w8a8", "text.txt"),
     ]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, IngotError])
+def test_the_engine_of_a_calibrated_line_is_removed(
+    error: type[BaseException] | None, requests: Path, tmp_path: Path
+) -> None:
+    spec, out = spec_of(POCKET), tmp_path / "out"
+    built: list[Path] = []
+
+    def measure(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
+        assert wanted.folder is not None
+        built.append(Path(wanted.folder) / "engine")
+        built[0].mkdir()
+        yield {"batch": 1}
+        if error is not None:
+            raise error("ended")
+
+    load = load_of(requests, spec)
+    sweep = Sweep(spec, ("fp32",), ("rptq-w8a8",), batches=(1,), shape=load, calib="text.txt")
+    with pytest.raises(error or ConfigError, match="ended" if error else "no measured points"):
+        run_sweep(sweep, out, measure=measure)
+    assert built[0].parent.parent == out
+    assert [path.name for path in out.iterdir()] == [POINTS]
 
 
 @pytest.mark.slow

@@ -281,6 +281,13 @@ def test_names_of_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "a" / "new.yaml").write_text("scheme: w8a16\n")
     spec = SideSpec("models/llama")
     assert names(spec, "fp16", "a/new.yaml", "b/x", "c/x") == ["llama", "fp16", "new.yaml", "b/x", "c/x"]
+    engine = build(POCKET, tmp_path / "engine", device="cpu", max_seq_len=64, proof=False)
+    first, other, own = specs_with(spec.replace(max_seq_len=128), ["a", str(engine)])
+    assert (first.max_seq_len, other.max_seq_len, own.max_seq_len) == (
+        128,
+        128,
+        None,
+    )  # an engine has a limit
     (tmp_path / "w8a16").mkdir()
     (_, folder) = specs_with(spec, [str(tmp_path / "w8a16")])
     assert (folder.path, folder.quant) == (str(tmp_path / "w8a16"), "none")  # a folder is a path

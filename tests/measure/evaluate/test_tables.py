@@ -57,6 +57,13 @@ def test_a_table_of_articles(tmp_path: Path, name: str, comma: str) -> None:
     ]
 
 
+def test_an_abstract_is_the_summary_of_an_article_alone() -> None:
+    assert renamed_columns({"article": "a", "abstract": "b"}) == {"highlights": "abstract"}
+    assert renamed_columns({"document": "a", "abstract": "b"})["highlights"] == "abstract"
+    assert renamed_columns({"prompt": "a", "abstract": "b"}) == {}
+    assert renamed_columns({"article": "a", "summary": "s", "abstract": "b"}) == {}
+
+
 def test_lists_in_cells_are_json(tmp_path: Path) -> None:
     text = 'prompt,answers\nWho?,"[""A"", ""B""]"\n'
     (item,) = read_data(csv_file(tmp_path, text)).items
@@ -190,7 +197,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_parquet_file(tables: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1\0")
-    tables[str(path)] = [{"article": f"a{i}", "highlights": "h", "prompt": None} for i in range(5)]
+    tables[str(path)] = [{"article": f"a{i}", "highlights": "h", "image": None} for i in range(5)]
     data = read_data(path, limit=3, needs=question_check)
     assert [(item.number, item.article) for item in data.items] == [(1, "a0"), (2, "a1"), (3, "a2")]
     tables[str(path)][3]["highlights"] = " "

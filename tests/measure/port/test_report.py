@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Phi3Config, PretrainedConfig, StableLmConfig
 
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.measure.port.config_reading import read_with
 from ingot.measure.port.port_report import port_report
-from ingot.measure.port.tensor_patterns import pattern_of, tensor_patterns
+from ingot.measure.port.tensor_patterns import TensorPattern, pattern_of, tensor_patterns
 from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
 from ingot.models.qwen2 import QWEN2
@@ -218,6 +219,12 @@ def test_files_that_are_no_checkpoint_are_refused(stablelm: Path, tmp_path: Path
         refused("names no architecture", 1)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "a": [1]}))
     refused("no registered architecture shares", 1)
+
+
+def test_a_pattern_has_the_most_frequent_shape() -> None:
+    shapes = ((3,), (2,), (2,))
+    tensors = {f"l.{i}.w": TensorInfo(s, torch.float32, Path("x")) for i, s in enumerate(shapes)}
+    assert tensor_patterns(tensors) == [TensorPattern("l.{i}.w", (2,), 3, 1)]
 
 
 def test_a_config_that_means_nothing_keeps_no_one_from_the_tensors(stablelm: Path) -> None:
