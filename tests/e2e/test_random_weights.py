@@ -74,6 +74,16 @@ def test_a_gpt2_has_its_positions(tmp_path: Path) -> None:
     assert len(LLM.from_config(path, "cpu").generate([1, 2])[0].token_ids) == 62
 
 
+def test_an_opt_in_blocks_runs_on_random_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    limits = {"max_position_embeddings": 40, "vocab_size": 50}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": ["OPTForCausalLM"], "model_type": "opt"} | sizes | limits))
+    assert len(LLM.from_config(path, "cpu").generate([1, 2])[0].token_ids) == 38
+    llm = LLM.from_config(path, "cpu", quant=QuantConfig("rptq-w4a8", 32))
+    assert bool(torch.isfinite(llm.logits([1, 2, 3])).all())
+
+
 def test_bad_configs_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such config"):
         LLM.from_config(tmp_path / "absent.json", "cpu")
@@ -86,7 +96,14 @@ def test_bad_configs_are_errors(tmp_path: Path) -> None:
         LLM.from_config(write_config(tmp_path), "cpu", max_seq_len=129)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("llama-7b", 7_720_931_328), ("gpt2-medium", 354_823_168)])
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-7b", 7_720_931_328),
+        ("gpt2-medium", 354_823_168),
+        ("opt-6.7b", 6_658_473_984 - 2 * 4096),  # without the two rows that no position reads
+    ],
+)
 def test_the_shapes_that_ship_are_those_of_the_benchmarks(name: str, parameters: int) -> None:
     hf = json.loads((SHAPES / f"{name}.json").read_text())
     architecture = find_architecture(hf["architectures"])

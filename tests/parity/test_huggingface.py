@@ -5,18 +5,20 @@ of.
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPT2Tokenizer, PreTrainedModel
 
-from ingot import LLM, SamplingParams
+from ingot import LLM, SamplingParams, build
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
 from ingot.errors import CheckpointError
 from tests.tiny_models import edit_config, make_model, random_ids, save_model, tiny_config
+from tests.unit.vocabularies import write_opt_tokenizer
 
 TOLERANCE = 1e-4  # of the largest logit
 NEW_TOKENS = 32
@@ -199,6 +201,40 @@ def test_opt_in_each_dtype(dtype: str, tmp_path: Path) -> None:
         normed = decoder.layers[0].self_attn_layer_norm(embedded)
     assert torch.equal(seen["layers.0.input_layernorm"], normed)
     assert relative_error(logits, hf_logits(model, ids)) <= {"fp32": 1e-5, "bf16": 0.05, "fp16": 0.006}[dtype]
+
+
+@pytest.mark.stays("0", "1", "2")
+@pytest.mark.parametrize("seed", range(12))
+def test_opt_of_any_size(seed: int, tmp_path: Path) -> None:
+    """Sizes, activation, biases and head as they are drawn."""
+    draw = random.Random(seed)
+    heads = draw.choice([1, 2, 3, 5])
+    config = tiny_config(
+        "opt",
+        vocab_size=draw.randrange(50, 500),
+        hidden_size=heads * draw.choice([8, 12, 16, 24, 64]),
+        num_attention_heads=heads,
+        ffn_dim=draw.randrange(9, 200),
+        num_hidden_layers=draw.randrange(1, 4),
+        max_position_embeddings=draw.randrange(40, 200),
+        activation_function=draw.choice(["relu", "gelu", "gelu_new"]),
+        enable_bias=draw.random() < 0.7,
+        tie_word_embeddings=draw.random() < 0.7,
+    )
+    model = save_model(config, tmp_path, seed=seed)
+    ids = random_ids(min(config.max_position_embeddings, 60), seed=seed, vocab_size=config.vocab_size)
+    assert relative_error(load(tmp_path).logits(ids), hf_logits(model, ids)) <= TOLERANCE
+
+
+def test_opt_reads_texts_from_its_begin_token_on(tmp_path: Path) -> None:
+    """An engine has the tokenizer's files, and so the flag that puts </s> first."""
+    save_model(tiny_config("opt", vocab_size=261), tmp_path / "hf", seed=1)
+    write_opt_tokenizer(tmp_path / "hf", add_bos_token=True)
+    engine = build(tmp_path / "hf", tmp_path / "engine", device="cpu", proof=False)
+    llm, theirs = load(engine), GPT2Tokenizer.from_pretrained(str(tmp_path / "hf"))
+    answer = llm.generate("Hello there", SamplingParams(max_new_tokens=3))[0]
+    assert answer.prompt_token_ids == theirs("Hello there").input_ids
+    assert answer.prompt_token_ids[0] == 2
 
 
 @pytest.mark.parametrize("prefix", ["model.", ""])

@@ -29,7 +29,9 @@ from tests.tiny_models import edit_config, make_model, tiny_config
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 INPUT_SCALE = 2**-6  # of static activations: some lie beyond both ends of int8
+OPT_SIZES = {"hidden_size": 64, "ffn_dim": 128}
 READERS = ({"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"})
+READERS += ({"out_proj"}, {"fc1"}, {"fc2"})  # OPT's
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -98,7 +100,8 @@ def rounded(weight: torch.Tensor, packing: Packing, index: torch.Tensor) -> Roun
 
 def write_packed(folder: Path, packing: Packing, kind: str = "llama", **changes: Any) -> Written:
     """Write a checkpoint; ``changes`` go into the model's config."""
-    model = make_model(tiny_config(kind, **(SIZES | changes)), seed=5)
+    sizes: dict[str, Any] = OPT_SIZES if kind == "opt" else SIZES
+    model = make_model(tiny_config(kind, **(sizes | changes)), seed=5)
     for parameter in model.parameters():
         parameter.data.copy_(parameter.half().float())
     model.generation_config.eos_token_id = None
@@ -108,8 +111,10 @@ def write_packed(folder: Path, packing: Packing, kind: str = "llama", **changes:
     generator = torch.Generator().manual_seed(1)
     for layer in range(model.config.num_hidden_layers):
         for readers in READERS:
-            names = [n.removesuffix(".weight") for n in stored if n.startswith(f"model.layers.{layer}.")]
+            names = [n.removesuffix(".weight") for n in stored if f".layers.{layer}." in n]
             names = [n for n in names if n.rpartition(".")[2] in readers and f"{n}.weight" in stored]
+            if not names:
+                continue
             columns = stored[f"{names[0]}.weight"].shape[1]
             index = torch.arange(columns) // (packing.group or columns)
             if packing.act_order:

@@ -468,6 +468,7 @@ def test_shapes_that_ship_are_read() -> None:
         "llama-7b": (32, 4096),
         "llama31-8b": (32, 4096),
         "minigpt4-7b": (32, 4096),
+        "opt-6.7b": (32, 4096),
         "qwen3-8b": (36, 4096),
         "qwen2.5-14b-like": (48, 5120),
         "whisper-tiny": (4, 384),
