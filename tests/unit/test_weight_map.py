@@ -17,6 +17,7 @@ from ingot.checkpoint.weight_map import (
     Concat,
     Ignore,
     Rename,
+    RowsFrom,
     SplitRule,
     Tie,
     Transpose,
@@ -287,3 +288,17 @@ def test_a_gap_puts_zeros_before_a_source() -> None:
     first = Concat("kv.bias", ("v.bias",), gap=(0, 2))
     assert first.build("kv.bias", biases[1:]).tolist() == [0, 0, 3, 3]
     assert Concat("qk", ("q", "k")).shape("qk", [(2, 5), (2, 5)]) == (4, 5)
+
+
+def test_rows_from_a_place_on(tmp_path: Path) -> None:
+    """What is before is not kept in memory; a table without such a row is named."""
+    weights = WeightMap((RowsFrom("positions", "table", start=2),))
+    table = torch.arange(10.0).view(5, 2)
+    with stored(tmp_path, table=table) as checkpoint:
+        (mapped,) = resolve(weights, checkpoint.tensors, {"positions": (3, 2)})
+        found = mapped.load(checkpoint)
+    assert found.tolist() == [[4, 5], [6, 7], [8, 9]]
+    assert found.untyped_storage().nbytes() == found.nbytes
+    for shape in ((2, 2), ()):
+        with pytest.raises(CheckpointError, match=re.escape(f"table {list(shape)} has no row 2")):
+            resolve(weights, infos(table=shape), {"positions": (3, 2)})
