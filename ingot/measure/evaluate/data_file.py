@@ -45,9 +45,10 @@ class DataFile:
         return self.path if self.path.is_dir() else self.path.parent
 
     def facts(self) -> dict[str, Any]:
+        again = self.path.is_file() or self.path.is_dir()  # a pipe cannot be read again
         return {
             "file": str(self.path),
-            "sha256": _sha256_of_items(self.items) if is_hub(self.path) else _sha256(self.path),
+            "sha256": _sha256(self.path) if again else _sha256_of_items(self.items),
             "where": dict(self.where),
             "limit": self.limit,
             "items": len(self.items),
@@ -228,7 +229,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sha256_of_items(items: Sequence[DataItem]) -> str:
-    """Of what was read of a data set of the hub, recordings and pictures by their bytes."""
+    """Of what was read of a data set of the hub or a pipe, recordings and pictures by their bytes."""
     found = hashlib.sha256()
     for item in items:
         found.update(repr(replace(item, audio=None, image=None)).encode())

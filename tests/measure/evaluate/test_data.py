@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,18 @@ def test_running_text_is_refused_where_questions_are_asked(tmp_path: Path) -> No
     assert read_data(path).items[0].text == "Some text."
     with pytest.raises(ConfigError, match=r"running text.*text\.txt: no question.*data"):
         read_data(path, needs=question_check)
+
+
+def test_a_pipe_has_the_hash_of_what_it_gave() -> None:
+    def read(*texts: str) -> str:
+        reads, writes = os.pipe()
+        os.write(writes, "".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+        os.close(writes)
+        data = read_data(Path(f"/dev/fd/{reads}"))
+        assert [item.text for item in data.items] == list(texts)
+        found = data.facts()["sha256"]
+        os.close(reads)
+        return str(found)
+
+    assert read("one", "two") == read("one", "two")
+    assert read("one", "two") != read("one", "three")
