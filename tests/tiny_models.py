@@ -7,6 +7,7 @@ Owns their sizes and their weights, large enough that greedy decoding has clear 
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -32,6 +34,7 @@ _CLASSES = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
 }
 # Caps and a window that bend what so small a model computes.
 _GEMMA2 = {
@@ -41,11 +44,25 @@ _GEMMA2 = {
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 4.0,
 }
+# Layers of both kinds twice, the last with a window; bases and a factor that part the two within 40 tokens.
+_GEMMA3 = {
+    "num_hidden_layers": 5,
+    "sliding_window_pattern": 2,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 12,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+}
+_GEMMA = ("gemma2", "gemma3_text", "gemma3")  # their norms store the weight less one
 _NO_SPECIALS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
-    """Two layers (gemma2: four), 32 channels, a vocabulary of 97, 128 positions; ``changes`` on top."""
+    """Two layers (gemma2: four, gemma3: five), 32 channels, a vocabulary of 97, 128 positions; ``changes`` on
+    top.
+    """
     if kind == "gpt2":
         sizes = {"vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
         return GPT2Config(**(sizes | _NO_SPECIALS | changes))
@@ -65,8 +82,7 @@ def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
     }
     if kind == "mistral":
         sizes["sliding_window"] = None
-    if kind == "gemma2":
-        sizes |= _GEMMA2
+    sizes |= {"gemma2": _GEMMA2, "gemma3": copy.deepcopy(_GEMMA3)}.get(kind, {})
     return _CLASSES[kind](**(sizes | _NO_SPECIALS | changes))
 
 
@@ -83,7 +99,7 @@ def randomize(model: Model, seed: int = 0) -> Model:
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.dim() == 1:
-            centred = name.endswith("bias") or model.config.model_type == "gemma2"
+            centred = name.endswith("bias") or model.config.model_type in _GEMMA
             weight.copy_(0.3 * noise + (0.0 if centred else 1.0))
         else:
             weight.copy_(1.3 * noise / min(weight.shape) ** 0.5)

@@ -35,7 +35,6 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import parse_dtype, resolve_device
-from ingot.engine.as_stored import stored_note
 from ingot.engine.assembly import Assembly, build_config, make_manifest
 from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, PROOF_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
@@ -137,7 +136,7 @@ def build(
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
-        if (note := stored_note(source, assembly.quant, str(config.dtypes))) is not None:
+        for note in assembly.notes(source):
             _log.warning("%s: %s", original, note)
         text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
         data = _calibration(assembly, calib, calib_samples, calib_prompt_seed, source, text, place)

@@ -11,6 +11,7 @@ from ingot.cli.terminal.console import print_facts, print_json, size_text, stdou
 from ingot.cli.terminal.metric_text import metric_line
 
 if TYPE_CHECKING:
+    from ingot.config.decoder_config import RopeConfig
     from ingot.config.sampling_params import SamplingParams
     from ingot.engine.engine_facts import Description
 
@@ -140,8 +141,13 @@ def _positions(found: Description) -> str:
     model = found.manifest.model
     if model.rope is None:
         return f"learned, {model.max_positions}"
-    scaling = "" if model.rope.scaling == "none" else f", scaling {model.rope.scaling}"
-    return f"RoPE, theta {model.rope.theta:g}{scaling}, {model.max_positions}"
+    local = "" if model.local_rope is None else f", {_rope(model.local_rope)} in layers with a window"
+    return f"RoPE, {_rope(model.rope)}{local}, {model.max_positions}"
+
+
+def _rope(rope: RopeConfig) -> str:
+    scaling = "" if rope.scaling == "none" else f", scaling {rope.scaling}"
+    return f"theta {rope.theta:g}{scaling}"
 
 
 def _changed(params: SamplingParams) -> str:

@@ -70,8 +70,9 @@ class DecoderConfig(JsonConfig):
     ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
     ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
     ``sliding_window`` > 0 lets a token see only that many last tokens, itself included; ``full_layers`` are
-    the layers without it. ``wide_norms``: norm weights are fp32 in any dtype, and a norm is rounded once,
-    after its weight. ``post_norms``: outputs of attention and MLP are normed before they join the hidden
+    the layers without it. ``local_rope``: rotary settings of the layers with a window, where they have their
+    own (Gemma-3). ``wide_norms``: norm weights are fp32 in any dtype, and a norm is rounded once, after its
+    weight. ``post_norms``: outputs of attention and MLP are normed before they join the hidden
     states. ``query_scalar`` > 0 replaces head_dim in the attention scale; ``attention_softcap`` and
     ``logit_softcap`` > 0 cap scores (before the mask) and logits: cap · tanh(x / cap). ``embedding_scale``
     multiplies embedded tokens, rounded to their dtype.
@@ -99,6 +100,7 @@ class DecoderConfig(JsonConfig):
     logn_length: int = 0
     sliding_window: int = 0
     full_layers: tuple[int, ...] = ()
+    local_rope: RopeConfig | None = None
     wide_norms: bool = False
     post_norms: bool = False
     query_scalar: float = 0.0
@@ -128,6 +130,7 @@ class DecoderConfig(JsonConfig):
             raise ConfigError("embedding_scale must be positive", seen=self.embedding_scale)
         if (self.wide_norms or self.post_norms) and self.norm != "rms_norm":
             raise ConfigError("wide norms and post-norms must be RMSNorms", seen=self.norm)
+        self._check_local_rope()
         encoder = self.encoder
         if self.wiring not in ("none", "prefix", "cross"):
             raise ConfigError("unknown wiring of a model", seen=self.wiring, allowed="none, prefix, cross")
@@ -147,6 +150,16 @@ class DecoderConfig(JsonConfig):
                 seen=encoder.placeholder_id,
                 allowed=f"0 to {self.vocab_size - 1}",
             )
+
+    def _check_local_rope(self) -> None:
+        """Layers of both kinds read the same rows of tables of one shape."""
+        if self.local_rope is None:
+            return
+        if self.rope is None or self.rope.dim != self.local_rope.dim:
+            seen = self.local_rope.dim, None if self.rope is None else self.rope.dim
+            raise ConfigError("rotary settings of layers with a window must have the others' dim", seen=seen)
+        if "qwen_ntk" in (self.rope.scaling, self.local_rope.scaling):
+            raise ConfigError("qwen_ntk cannot scale one kind of layers alone", seen=self.rope.scaling)
 
     @property
     def crosses(self) -> bool:
@@ -196,6 +209,10 @@ class DecoderConfig(JsonConfig):
     def window(self, layer: int) -> int:
         """Tokens that a query of a layer sees, itself included; 0: all."""
         return 0 if layer in self.full_layers else self.sliding_window
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """Rotary settings of a layer; None: positions are learned."""
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
 
     def cut(self, start: int, end: int) -> DecoderConfig:
         """The config of the layers [start, end) alone."""

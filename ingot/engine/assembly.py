@@ -21,14 +21,14 @@ from ingot.config.half_dtypes import AUTO, HalfDtypes
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.as_stored import StoredWeights, replaces_stored, stored_quant
+from ingot.engine.as_stored import StoredWeights, replaces_stored, stored_note, stored_quant
 from ingot.engine.asked_dtypes import read_dtypes
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
-from ingot.layers.norm import RMSNorm
+from ingot.layers.norm import is_wide
 from ingot.models.architecture import Architecture
 from ingot.models.hf_values import check_end_tokens
 from ingot.models.model_registry import architecture_named, can_calibrate, find_architecture
@@ -123,6 +123,13 @@ class Assembly:
         dtypes = {dtype_name(info.default or info.dtype) for info in checkpoint.tensors.values()}
         return cls(architecture, config, build, quant, model, mapped, "+".join(sorted(dtypes)), packed)
 
+    def notes(self, checkpoint: Checkpoint) -> Iterator[str]:
+        """What of the checkpoint the engine does not have, or has in another form."""
+        if self.architecture.text_config is not None and "text_config" in checkpoint.config:
+            yield "the text half alone is built: this version reads no pictures for it"
+        if (note := stored_note(checkpoint, self.quant, str(self.build.dtypes))) is not None:
+            yield note
+
     def layout(self) -> dict[str, torch.Tensor]:
         """Meta tensors of all stored tensors by name, in order; a tied head is not among them."""
         return dict(self.model.named_parameters())
@@ -169,8 +176,7 @@ class Assembly:
     def dtype_of(self, target: str) -> torch.dtype:
         """A tensor's dtype before packing: its half's, but fp32 for the weight of a wide norm."""
         module = self.model.get_submodule(target.rpartition(".")[0])
-        own = parse_dtype(self.build.dtypes.at(target))
-        return module.weight.dtype if isinstance(module, RMSNorm) else own
+        return torch.float32 if is_wide(module) else parse_dtype(self.build.dtypes.at(target))
 
 
 def check_samples(config: DecoderConfig, quant: QuantConfig) -> None:

@@ -18,7 +18,6 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, expect_capability, parse_dtype
-from ingot.engine.as_stored import stored_note
 from ingot.engine.asked_dtypes import dtypes_of, read_dtypes
 from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
@@ -185,7 +184,7 @@ def engine_in_memory(
         chosen = read_quant(quant)
         chosen.check_in_memory()
         assembly = Assembly.of(source, config, chosen)
-        if (note := stored_note(source, assembly.quant, str(config.dtypes))) is not None:
+        for note in assembly.notes(source):
             _log.warning("%s: %s", folder, note)
         text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
         manifest = make_manifest(assembly, source, text)

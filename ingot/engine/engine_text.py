@@ -10,6 +10,7 @@ from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.engine.integrity import check_files
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.errors import ConfigError
+from ingot.models.model_registry import text_half
 from ingot.text.chat.chat_renderer import FORMATS, ChatFormat, load_chat_format, stop_ids_for
 from ingot.text.tokenizer.tokenizer import Tokenizer, load_foreign_tokenizer, load_tokenizer
 from ingot.text.tokenizer.tokenizer_folder import TOOL_TEMPLATES
@@ -59,7 +60,8 @@ def read_text_parts(
     if tokenizer_folder is not None:
         _check_fits(tokenizer, folder, vocab_size)
     chat = load_chat_format(folder, source.generation_config, chat_template)
-    stops = tuple(sorted(stop_ids_for(source.generation_config, source.config, tokenizer, chat)))
+    ends = source.generation_config, text_half(source.config)
+    stops = tuple(sorted(stop_ids_for(*ends, tokenizer, chat)))
     files = () if tokenizer is None else tuple(tokenizer.files)
     template_file = Path(chat_template) if chat_template and chat_template not in FORMATS else None
     if template_file is not None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from ingot.config.decoder_config import RopeConfig
 from ingot.config.half_dtypes import in_encoder
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.rows.block_rows import BlockSteps
@@ -197,7 +198,8 @@ class ReferenceRun(Hooks):
         self.rows: dict[int, torch.Tensor] = {}
         self.given: dict[int, torch.Tensor] = {}
         self._at: tuple[int, Sequence[SequenceSpan], See]  # the layer that is computed
-        self._turned: tuple[Sequence[SequenceSpan], Turns] | None = None  # once for all layers of a pass
+        # By rotary settings, once for all layers of a pass.
+        self._turned: tuple[Sequence[SequenceSpan], dict[RopeConfig, Turns]] | None = None
 
     def embed(self, spans: Sequence[SequenceSpan]) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
@@ -241,7 +243,7 @@ class ReferenceRun(Hooks):
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
         self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
-        turns = self.turns(where, spans)
+        turns = self.turns(where, spans, self.config.rope_of(index))
         layer = plain_layer(self.config, index, self.vector, where, turns)
         if all(span.input is None for span in spans):  # a request without an input skips cross-attention
             layer = replace(layer, cross=None)
@@ -337,17 +339,24 @@ class ReferenceRun(Hooks):
         y, noise = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
         return y, noise
 
-    def turns(self, where: torch.Tensor, spans: Sequence[SequenceSpan]) -> Turns | None:
-        """Cosines and sines of the spans' tokens, which are at positions ``where`` [T]."""
-        rope, rotary = self.config.rope, self.model.rotary
+    def turns(
+        self, where: torch.Tensor, spans: Sequence[SequenceSpan], rope: RopeConfig | None
+    ) -> Turns | None:
+        """Cosines and sines of the spans' tokens, which are at positions ``where`` [T], by a layer's rotary
+        settings.
+        """
+        rotary = self.model.rotary
         if rope is None or rotary is None:
             return None
         if self._turned is None or self._turned[0] is not spans:
+            self._turned = spans, {}
+        known = self._turned[1]
+        if rope not in known:
             sections = [s.rope_offset // rotary.max_positions for s in spans for _ in s.ids]
             found = plain_turns(rope, where, torch.tensor(sections))
             cos, sin = (part.to(where.device, self.arithmetic.dtype)[:, None] for part in found)
-            self._turned = spans, (cos, sin)
-        return self._turned[1]
+            known[rope] = cos, sin
+        return known[rope]
 
     def attend(
         self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -22,17 +22,10 @@ from ingot.kernels.cache.qkv_placement import HeadNorms, Placement, QkvHeads
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.kernel_checks import merge_tiles
 from ingot.kernels.tiles.prefill_tiles import default_tiles
-from ingot.layers.build_context import BuildContext, empty_weight
+from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
-
-
-class HeadNorm(nn.Module):
-    """The RMSNorm weight of one head's channels (Qwen3), which the rotary kernel applies."""
-
-    def __init__(self, head_dim: int, ctx: BuildContext) -> None:
-        super().__init__()
-        self.weight = empty_weight(head_dim, dtype=ctx.dtype)
+from ingot.layers.norm import HeadNorm
 
 
 class Attention(nn.Module):
@@ -57,8 +50,9 @@ class Attention(nn.Module):
         self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=qkv)
         sizes, group = (config.q_size, config.hidden_size), config.head_dim
         self.o_proj = Linear(*sizes, bias=config.output_bias, ctx=output, input_group=group, free_order=True)
-        self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
-        self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
+        self.q_norm, self.k_norm = (
+            HeadNorm(config.head_dim, ctx, config.wide_norms) if config.qk_norm else None for _ in "qk"
+        )
 
     def placement(self, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None) -> Placement:
         """Where a step's queries, keys and values go, and how they are rotated."""

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         head = ctx.at(HEAD)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, ctx=head)
         self.tie()
-        self.rotary = RotaryTable(config.rope, max_seq_len) if config.rope else None
+        self.rotary = RotaryTable(config.rope, max_seq_len, config.local_rope) if config.rope else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,6 +153,13 @@ class Decoder(nn.Module):
     def rope_offset(self, prompt_len: int) -> int:
         """Rows of the rotary table to add to positions for a request with this many prompt tokens."""
         return self.rotary.offset(prompt_len) if self.rotary is not None else 0
+
+    def rope_table(self, layer: int) -> torch.Tensor | None:
+        """A layer's cosines and sines, as ``RotaryTable`` has them; None: positions are learned."""
+        if self.rotary is None:
+            return None
+        local = self.rotary.local_table
+        return local if local is not None and self.config.window(layer) else self.rotary.table
 
     def encode(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
         """Features of one input, or of N of one shape → [positions, encoder's hidden_size] in the decoder's

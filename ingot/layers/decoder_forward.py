@@ -74,9 +74,9 @@ class Operations:
     ) -> None:
         """Move ``at``, which is before layer ``first``, through the layers [first, last)."""
         decoder = self._decoder
-        rope = None if decoder.rotary is None else decoder.rotary.table
         for index in range(first, last):
             layer, cache, products = decoder.layers[index], caches[index], self.layers[index]
+            rope = decoder.rope_table(index)
             at.x, at.hidden = layer(at.x, at.hidden, batch, cache, rope, products)
 
     def logits(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:

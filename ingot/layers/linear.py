@@ -11,7 +11,7 @@ from torch import nn
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.build_context import BuildContext
-from ingot.layers.norm import RMSNorm
+from ingot.layers.norm import is_wide
 from ingot.quant.schemes.linear_scheme import BlockTensors, LinearScheme
 from ingot.quant.schemes.scheme_registry import Dense
 
@@ -99,7 +99,7 @@ def any_rounded(model: nn.Module) -> bool:
 
 def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
     """The dtype of a module's stored tensor in a model that computes in ``compute``."""
-    if isinstance(module, RMSNorm) and module.wide:
+    if is_wide(module):
         return torch.float32
     fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
     return compute if stored.is_floating_point and not fixed else stored

@@ -76,6 +76,20 @@ class RMSNorm(Norm):
         self.weight = empty_weight(size, dtype=torch.float32 if wide else ctx.dtype)
 
 
+class HeadNorm(nn.Module):
+    """The RMSNorm weight of one head's channels, which the rotary kernel applies; ``wide`` as of RMSNorm."""
+
+    def __init__(self, head_dim: int, ctx: BuildContext, wide: bool = False) -> None:
+        super().__init__()
+        self.wide = wide
+        self.weight = empty_weight(head_dim, dtype=torch.float32 if wide else ctx.dtype)
+
+
+def is_wide(module: nn.Module) -> bool:
+    """Whether a module is a norm whose weight is fp32 in any dtype."""
+    return isinstance(module, (RMSNorm, HeadNorm)) and module.wide
+
+
 class LayerNorm(Norm):
     """(x - mean) / std · weight + bias, over the last dimension."""
 

@@ -17,13 +17,15 @@ from ingot.config.decoder_config import RopeConfig
 class RotaryTable(nn.Module):
     """Cosines and sines of every position, one section of ``max_positions`` rows per base that can occur.
 
-    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. It is not stored in
-    an engine.
+    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. ``local_table`` is
+    the same of ``local``, for the layers that have rotary settings of their own. Neither is stored in an
+    engine.
     """
 
     table: torch.Tensor
+    local_table: torch.Tensor | None
 
-    def __init__(self, config: RopeConfig, max_positions: int) -> None:
+    def __init__(self, config: RopeConfig, max_positions: int, local: RopeConfig | None = None) -> None:
         super().__init__()
         self.config = config
         self.max_positions = max_positions
@@ -31,6 +33,8 @@ class RotaryTable(nn.Module):
         alphas = (2.0 ** (s + 1) - 1 for s in range(_section(config, max_positions) + 1))
         sections = [rotary_rows(config, max_positions, alpha) for alpha in alphas]
         self.register_buffer("table", torch.cat(sections), persistent=False)
+        own = None if local is None else rotary_rows(local, max_positions)
+        self.register_buffer("local_table", own, persistent=False)
 
     @staticmethod
     def table_bytes(config: RopeConfig, max_positions: int) -> int:

@@ -301,8 +301,10 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
         if on_host:
             note = f"{size_text(on_host)} on the host"
         yield LedgerItem("weights", kind, size - on_host, note)
-    table = 0 if model.rope is None else RotaryTable.table_bytes(model.rope, setting.max_seq_len)
-    yield LedgerItem("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
+    ropes = [rope for rope in (model.rope, model.local_rope) if rope is not None]
+    table = sum(RotaryTable.table_bytes(rope, setting.max_seq_len) for rope in ropes)
+    places = f"fp32, {setting.max_seq_len} positions{', two bases' if len(ropes) > 1 else ''}"
+    yield LedgerItem("weights", "rotary table", table, places)
     blocks = setting.wanted_blocks
     narrow = f", {runtime.kv_dtype}" if runtime.kv_dtype in NARROW_KV_DTYPES else ""
     tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each{narrow}"

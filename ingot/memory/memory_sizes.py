@@ -127,7 +127,7 @@ def activation_bytes(
 
     ``kernels``: the steps of a GPU. False: of the PyTorch references on a CPU in fp32, which hold temporaries
     too: one more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, a copy of
-    the request's keys and values, and scores where they have a softcap.
+    the request's keys and values, scores where they have a softcap, and masks where there is a window.
 
     On top of the layers and of the head comes the largest workspace of their quantized products (``quant``):
     a widened weight, on a CPU a piece of it with its temporaries; or an input in 8 bits with its scales, and
@@ -149,6 +149,8 @@ def activation_bytes(
             capped = min(capped_rows(config.num_heads, tokens), tokens)
             scores = config.num_heads * capped + (tokens + capped) / 4
             elements.append(2 * h + 3 * q + 4 * k * padding + scores)
+        elif config.sliding_window:  # two masks of one byte, and both in one
+            elements.append(2 * h + 2 * q + 2 * k * padding + 3 * tokens / 4)
         if runtime.kv_dtype in NARROW_CACHES:  # widened keys and values
             elements.append(2 * h + 2 * q + 4 * k)
     size, wanted, logits = dtype.itemsize, rows * h, rows * config.vocab_size

@@ -42,6 +42,8 @@ class Architecture:
             weights are named ``encoder.…``; None: there is none.
         check_generation: refuses an unsupported generation_config.json (given the vocabulary's size); None:
             only end tokens matter.
+        text_config: config.json of a model with more than text → that of its text half, which alone is
+            built; others as they are. None: there is no such model.
         plain_encoder: the encoder as stages in plain PyTorch; None: proofs say nothing of the encoder.
     """
 
@@ -54,6 +56,7 @@ class Architecture:
     encoder: Callable[[DecoderConfig, BuildContext], nn.Module] | None = None
     check_generation: Callable[[HfConfig, int], object] | None = None
     plain_encoder: Callable[[DecoderConfig], PlainEncoder] | None = None
+    text_config: Callable[[HfConfig], HfConfig] | None = None
 
     def read_config(self, hf: HfConfig) -> DecoderConfig:
         """``config_from_hf`` on a file that may hold anything.
@@ -62,6 +65,7 @@ class Architecture:
             CheckpointError: it is of another model, has unknown settings, lacks a key, or a value is
                 unsupported, of the wrong type or out of range.
         """
+        hf = hf if self.text_config is None else self.text_config(hf)
         found = hf.get("model_type")
         if found is not None and found != self.model_type:
             raise CheckpointError(

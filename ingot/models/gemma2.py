@@ -34,8 +34,7 @@ _NORMS = {
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    if hf.get("hidden_activation", _ACTIVATION) != _ACTIVATION:
-        raise refused("hidden_activation", hf["hidden_activation"], _ACTIVATION)
+    check_activation(hf)
     hidden, head_dim = integer(hf, "hidden_size"), integer(hf, "head_dim", default=256)
     stated = integer(hf, "max_position_embeddings", default=8192)
     rope = rope_from_hf(hf, head_dim, stated)
@@ -44,18 +43,6 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         for key, default in zip(_SOFTCAPS, (50.0, 30.0), strict=True)
     )
     layers, bias = integer(hf, "num_hidden_layers"), flag(hf, "attention_bias", False)
-    kinds = hf.get("layer_types")
-    if kinds is None:
-        full_layers = tuple(range(1, layers, 2))
-    elif not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
-        raise refused("layer_types", kinds, " or ".join(_KINDS))
-    elif len(kinds) != layers:
-        what, seen = "layer_types must have one type per layer", f"{len(kinds)} types"
-        raise CheckpointError(what, seen=seen, fix="correct config.json")
-    else:
-        full_layers = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
-    if len(full_layers) < layers and "sliding_window" in hf and hf["sliding_window"] is None:
-        raise refused("sliding_window", None, "a number of tokens, where layers have a window")
     return DecoderConfig(
         architecture="gemma2",
         vocab_size=integer(hf, "vocab_size"),
@@ -73,7 +60,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         output_bias=bias,
         tie_word_embeddings=flag(hf, "tie_word_embeddings", True),
         sliding_window=integer(hf, "sliding_window", default=4096),
-        full_layers=full_layers,
+        full_layers=full_layers(hf, layers, every=2),
         wide_norms=True,
         post_norms=True,
         query_scalar=number(hf, "query_pre_attn_scalar", default=256.0),
@@ -81,6 +68,32 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         logit_softcap=final,
         embedding_scale=math.sqrt(hidden),
     )
+
+
+def check_activation(hf: HfConfig) -> None:
+    if hf.get("hidden_activation", _ACTIVATION) != _ACTIVATION:
+        raise refused("hidden_activation", hf["hidden_activation"], _ACTIVATION)
+
+
+def full_layers(hf: HfConfig, layers: int, every: int) -> tuple[int, ...]:
+    """The layers without a window, by ``layer_types``; without it the last of each ``every``.
+
+    Raises:
+        CheckpointError: types are unknown, or not one per layer; a layer has a window of null.
+    """
+    kinds = hf.get("layer_types")
+    if kinds is None:
+        full = tuple(range(every - 1, layers, every))
+    elif not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
+        raise refused("layer_types", kinds, " or ".join(_KINDS))
+    elif len(kinds) != layers:
+        what, seen = "layer_types must have one type per layer", f"{len(kinds)} types"
+        raise CheckpointError(what, seen=seen, fix="correct config.json")
+    else:
+        full = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
+    if len(full) < layers and "sliding_window" in hf and hf["sliding_window"] is None:
+        raise refused("sliding_window", None, "a number of tokens, where layers have a window")
+    return full
 
 
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:

@@ -8,7 +8,9 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError, EngineError
 from ingot.models.architecture import Architecture
 from ingot.models.gemma2 import GEMMA2
+from ingot.models.gemma3 import GEMMA3
 from ingot.models.gpt2 import GPT2
+from ingot.models.hf_values import HfConfig
 from ingot.models.llama import LLAMA
 from ingot.models.minigpt4 import MINIGPT4
 from ingot.models.mistral import MISTRAL
@@ -19,7 +21,9 @@ from ingot.models.qwen3 import QWEN3
 from ingot.models.whisper import WHISPER
 from ingot.reference.plain_stage import PlainEncoder
 
-ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MINIGPT4, MISTRAL, OPT, QWEN, QWEN2, QWEN3, WHISPER]
+ARCHITECTURES: list[Architecture] = [
+    *(GEMMA2, GEMMA3, GPT2, LLAMA, MINIGPT4, MISTRAL, OPT, QWEN, QWEN2, QWEN3, WHISPER)
+]
 
 
 def register(architecture: Architecture) -> None:
@@ -56,6 +60,20 @@ def find_architecture(hf_names: object) -> Architecture:
         allowed=supported,
         fix="a checkpoint of one of these; under another name the model would compute something else",
     )
+
+
+def text_half(hf: HfConfig) -> HfConfig:
+    """config.json of the text half of a model with more than text; others as they are.
+
+    Raises:
+        CheckpointError: it should have a text half, and has none.
+    """
+    names = hf.get("architectures")
+    for architecture in ARCHITECTURES:
+        known = isinstance(names, Sequence) and any(name in architecture.hf_names for name in names)
+        if known and architecture.text_config is not None:
+            return architecture.text_config(hf)
+    return hf
 
 
 def architecture_named(name: str) -> Architecture:

@@ -131,12 +131,12 @@ def layer_output(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> to
         assert inputs.encoded is not None or layer.encoder_attn is None
         seen = hidden if inputs.encoded is None else inputs.encoded.to(device, dtype, copy=True)
         return layer(hidden, seen, 1).cpu()
-    table, length = None, facts.build.max_seq_len
-    if facts.model.rope is not None:
-        size = RotaryTable.table_bytes(facts.model.rope, length)
+    table, length, rope = None, facts.build.max_seq_len, facts.model.rope_of(facts.layer)
+    if rope is not None:
+        size = RotaryTable.table_bytes(rope, length)
         if size > _MOST_TABLE:
             raise EngineError("the bundle's rotary table is too large", seen=size_text(size), field="run")
-        table, rows = RotaryTable(facts.model.rope, length).table.to(device), inputs.rope_rows
+        table, rows = RotaryTable(rope, length).table.to(device), inputs.rope_rows
         if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
             what = "the bundle's rotary rows are outside the table"
             raise EngineError(what, seen=int(rows.max()), field="run")

@@ -348,7 +348,9 @@ def plain_attention(
     turns: Turns | None,
 ) -> PlainAttention:
     query_norm, key_norm = (
-        NormSpec(path, read(f"{path}.weight"), None, config.norm_eps, "rms_norm") if config.qk_norm else None
+        NormSpec(path, read(f"{path}.weight"), None, config.norm_eps, "rms_norm", wide=config.wide_norms)
+        if config.qk_norm
+        else None
         for path in (f"{name}.q_norm", f"{name}.k_norm")
     )
     return PlainAttention(

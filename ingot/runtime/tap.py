@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ingot.errors import RequestError
-from ingot.layers.attention import Attention, HeadNorm
+from ingot.layers.attention import Attention
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.encoder_blocks.encoder import BidirectionalAttention
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.mlp import MLP, GatedMLP
+from ingot.layers.norm import HeadNorm
 from ingot.layers.rotary import RotaryTable
 from ingot.runtime.executor import Executor
 

@@ -70,6 +70,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind in ("gpt2", "llama", "opt", "qwen3"):
         save_model(tiny_config(kind), root / kind, seed=1)
     save_model(tiny_config("gemma2"), root / "gemma2", seed=3)  # one that does not repeat itself
+    save_model(tiny_config("gemma3"), root / "gemma3", seed=11)
     save_model(tiny_config("mistral", sliding_window=11), root / "window", seed=1)
     return {path.name: path for path in root.iterdir()}
 

@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("mistral", WIDE | {"sliding_window": 90}),
     "qwen3": ("qwen3", WIDE),
     "gemma2": ("gemma2", WIDE | {"sliding_window": 90}),
+    "gemma3": ("gemma3", WIDE | {"sliding_window": 90}),
 }
 NORMS = ("gqa", "gpt2")  # a kind with each
 PLACES = [

@@ -16,7 +16,7 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import RequestError
 from tests.tiny_models import make_model, random_ids, save_model, tiny_config
 
-KINDS = ("llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma2", "opt")
+KINDS = ("llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt")
 GREEDY = SamplingParams(max_new_tokens=10, ignore_eos=True)
 BLOCK = 16
 BEFORE, MIDDLE, AFTER = random_ids(5, 1), random_ids(20, 2), random_ids(4, 3)

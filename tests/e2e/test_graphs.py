@@ -131,8 +131,8 @@ LENGTHS = (9, 70, 1, 130, 33, 2, 64, 65, 200, 17, 31)
 @pytest.mark.parametrize(
     ("kind", "quant"),
     [
-        *product(("llama", "qwen3", "gemma2"), ("none", "w4a16", "w8a8")),
-        *(("llama", "w4a8"), ("qwen3", "w4a8")),  # Gemma-2's hidden states cannot be rotated
+        *product(("llama", "qwen3", "gemma2", "gemma3"), ("none", "w4a16", "w8a8")),
+        *(("llama", "w4a8"), ("qwen3", "w4a8")),  # Gemma's hidden states cannot be rotated
     ],
 )
 def test_decodes_with_prompts_are_eager(

@@ -22,7 +22,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window", "gemma2"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window", "gemma2", "gemma3"])
 def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
     llm, prompt = make(kind, device), random_ids(20, seed=3)
     with watch(llm) as steps:
@@ -35,7 +35,7 @@ def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
 
 @pytest.mark.stays("gpt2", "window")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2", "gemma3"])
 def test_batched_is_single(make: Make, kind: str, device: str) -> None:
     llm, params = make(kind, device), mixed_params(len(PROMPTS))
     expected = alone(llm, PROMPTS, params)
@@ -139,7 +139,7 @@ def test_what_a_rule_gives_ahead_is_what_it_gives_alone(
 
 @pytest.mark.stays("llama", "gpt2")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2", "gemma3"])
 def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
     whole, chunked = make(kind, device), make(kind, device, batch=4, token_budget=7)
     params = mixed_params(len(PROMPTS))

@@ -47,7 +47,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.stays("gpt2-auto", "llama-int8")
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
-    [("llama", "auto"), ("gpt2", "auto"), ("gemma2", "auto"), ("llama", "int8")],
+    [("llama", "auto"), ("gpt2", "auto"), ("gemma2", "auto"), ("gemma3", "int8"), ("llama", "int8")],
 )
 def test_logits_are_those_of_the_prompt_alone(tmp_path: Path, kind: str, kv_dtype: Any) -> None:
     """In models of many layers too, whose steps begin and end everywhere, and with a sliding window."""
@@ -165,7 +165,7 @@ def test_its_memory_is_in_the_ledger(llama: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3"])
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_on_a_gpu_beside_graphs(tmp_path: Path, kind: str, run_ahead: bool) -> None:
     """Streams and the long prompt between them give what each gives alone, as near as fp16 sums in another

@@ -24,7 +24,7 @@ from tests.e2e.tiny import write_tiny
 from tests.support.shown_errors import raises_shown
 from tests.tiny_models import save_model, tiny_config
 
-KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "opt", "qwen")
+KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "qwen")
 SHAPE = str(Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-7b.json")
 GIB = 1 << 30
 
@@ -34,7 +34,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     for kind in KINDS[:-1]:
         save_model(
-            tiny_config(kind, tie_word_embeddings=kind in ("gpt2", "qwen2", "gemma2", "opt")), root / kind
+            tiny_config(kind, tie_word_embeddings=kind in ("gpt2", "qwen2", "gemma2", "gemma3", "opt")),
+            root / kind,
         )
     write_tiny(root / "qwen")
     return {kind: root / kind for kind in KINDS}

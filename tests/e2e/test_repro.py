@@ -46,7 +46,7 @@ def wrong_silu_mul(x: torch.Tensor, **_: Any) -> torch.Tensor:
 # --- right -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3", "window"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3", "window", "gemma3"])
 @pytest.mark.parametrize(("layer", "step"), [(0, 0), (1, 3)])
 def test_round_trip(make: Make, tmp_path: Path, kind: str, layer: int, step: int) -> None:
     captured = capture_layer(make(kind), IDS, layer, step)

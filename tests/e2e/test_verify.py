@@ -27,7 +27,7 @@ from tests.tiny_models import save_model, tiny_config
 
 Built = dict[str, Path]
 Copy = Callable[[str], Path]
-KINDS = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "opt")
+KINDS = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "opt")
 ODD: dict[str, dict[str, Any]] = {
     "window": {"sliding_window": 11},
     "tied": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},

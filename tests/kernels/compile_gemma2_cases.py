@@ -1,4 +1,6 @@
-"""What kernels do for Gemma-2 alone, as ``compile_kernels.py`` takes launches: softcaps, GELU, post-norms."""
+"""What kernels do for Gemma-2 and 3 alone, as ``compile_kernels.py`` takes launches: softcaps, GELU,
+post-norms, wide head norms.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from ingot.kernels.norm.post_norm import post_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.rows.row_endings import AS_THEY_ARE, InInt8, OperandOrder
 from tests.kernels.compile_block_cases import block_steps
+from tests.kernels.compile_cache_cases import narrow_cache
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.flat_calls import (
     invariant_attention_triton,
     paged_attention_triton,
     prefill_attention_triton,
+    rope_kv_write_triton,
 )
 from tests.kernels.numerics import launched
 
@@ -71,6 +75,17 @@ def gates(dtype: torch.dtype, inner: int) -> None:
     launched(silu_mul_int8)(x, activation="gelu_tanh")
 
 
+def heads(dtype: torch.dtype, num_heads: int, kv_heads: int, head_dim: int, *, narrow: bool = False) -> None:
+    """Queries and keys normed by weights in fp32, and rotated."""
+    width, index = (num_heads + 2 * kv_heads) * head_dim, empty(4, dtype=torch.int64)
+    cache, scales = empty(100, kv_heads, 64, head_dim, dtype=dtype), None
+    if narrow:
+        cache, scales = narrow_cache(torch.int8, kv_heads, head_dim)
+    table, weight = empty(4096, head_dim, dtype=FULL), empty(head_dim, dtype=FULL)
+    place = (table, index, index, index, cache, cache, num_heads, kv_heads, head_dim)
+    rope_kv_write_triton(empty(4, width, dtype=dtype), *place, weight, weight, 1e-6, scales=scales)
+
+
 GEMMA2_CASES: dict[str, Callable[[], Any]] = {
     "capped decode 16/8x256 bf16": lambda: decode(BRAIN, 16, 8, 256, 0),
     "capped decode 16/8x256 bf16 window of 64": lambda: decode(BRAIN, 16, 8, 256, 2048, 64),
@@ -79,6 +94,8 @@ GEMMA2_CASES: dict[str, Callable[[], Any]] = {
     "capped prompts window 32/16x128 fp16": lambda: prompts(HALF, 32, 16, 128, 300, 512),
     "wide norms 3584 bf16": lambda: norms(BRAIN, 3584),
     "wide norms 2304 fp16": lambda: norms(HALF, 2304),
+    "wide head norms 8/4x256 bf16": lambda: heads(BRAIN, 8, 4, 256),
+    "wide head norms 4/1x256 fp16 int8 cache": lambda: heads(HALF, 4, 1, 256, narrow=True),
     "gelu gates 14336 bf16": lambda: gates(BRAIN, 14336),
     "softcap 8 of 256000 bf16": lambda: launched(softcap)(empty(8, 256000, dtype=BRAIN), 30.0),
 }

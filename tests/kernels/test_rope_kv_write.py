@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from ingot.errors import IngotError
 from ingot.kernels.cache.rope_kv_write import QkvParts
@@ -103,6 +104,27 @@ def test_head_norms_round_before_the_weight(impl: Implementation, dtype: torch.d
     assert float((q == expected).double().mean()) > 0.99
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_wide_head_norms_round_after_the_weight(impl: Implementation, dtype: torch.dtype) -> None:
+    """As Gemma-3's class does with a 16-bit weight plus one in fp32: rounded once, in queries and keys."""
+    arguments, options = make_arguments("norm_only", dtype, impl.device)
+    stored = options.pop("q_norm_weight"), options.pop("k_norm_weight")
+    wide = {f"{part}_norm_weight": 1 + weight.float() for part, weight in zip("qk", stored, strict=True)}
+    heads = arguments[0].view(len(SLOTS), -1, 32)
+    q = impl(rope_kv_write, rope_kv_write_triton)(*arguments, **options, **wide)
+    written = [(place, slot) for place, slot in enumerate(SLOTS) if slot >= 0]
+    keys = torch.stack([arguments[5][slot // 16, :, slot % 16] for _, slot in written])
+    given = heads[:, :2], heads[[place for place, _ in written], 2:3]
+    for got, rows, weight in zip((q, keys), given, stored, strict=True):
+        theirs = Gemma3RMSNorm(32, options["norm_eps"]).to(got)
+        theirs.weight.data = weight
+        assert float((got == theirs(rows)).double().mean()) > 0.99
+    narrow = {name: weight.to(dtype) for name, weight in wide.items()}
+    rounded = impl(rope_kv_write, rope_kv_write_triton)(*arguments, **options, **narrow)
+    assert float((rounded == q).double().mean()) < 0.95, "rounding the weight shows"
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -177,5 +199,8 @@ def test_refused_options() -> None:
     arguments, options = make_arguments("plain", torch.float32, "cpu")
     with pytest.raises(IngotError, match="k_norm_weight has the wrong shape"):
         rope_kv_write(*arguments, **options, q_norm_weight=torch.zeros(64), k_norm_weight=torch.zeros(32))
+    weight = torch.zeros(64)
+    with pytest.raises(IngotError, match="k_norm_weight has the wrong dtype"):
+        rope_kv_write(*arguments, **options, q_norm_weight=weight, k_norm_weight=weight.half())
     with pytest.raises(IngotError, match="logn_length"):
         rope_kv_write(*arguments, logn_length=1)

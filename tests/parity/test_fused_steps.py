@@ -31,6 +31,7 @@ VARIANTS = {
     "qwen2": {},
     "qwen3": {},
     "gemma2": {},
+    "gemma3": {},
     "gpt2": {},
     "opt": {},
 }
@@ -63,16 +64,17 @@ def test_fused_is_by_module(name: str, quant: str, tmp_path: Path, monkeypatch: 
     compare(llm_of(name, tmp_path, quant=quant), monkeypatch)
 
 
-@pytest.mark.stays("qwen3-none", "gemma2-none")
+@pytest.mark.stays("qwen3-none", "gemma2-none", "gemma3-none")
 @pytest.mark.parametrize("quant", ["none", "w8a16"])
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3"])
 def test_one_token_alone(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms and sums fold into the products of dense weights, unless outputs are normed, too."""
     compare(llm_of(name, tmp_path, quant=quant), monkeypatch, [[5, 6, 7]])
 
 
-def test_over_a_cache_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(llm_of("llama", tmp_path, runtime=RuntimeConfig(kv_dtype="int8")), monkeypatch, [[5, 6, 7]])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_over_a_cache_in_8_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(llm_of(name, tmp_path, runtime=RuntimeConfig(kv_dtype="int8")), monkeypatch, [[5, 6, 7]])
 
 
 def test_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +124,9 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
-@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt"]
+)
 def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in fewer bits with more rows than the small kernels take."""
     llm = llm_of(name, tmp_path, quant=quant)
@@ -217,7 +221,7 @@ def test_fused_is_by_module_on_a_gpu(
     expect_near_on_a_gpu(golden / "llama_aidreams260K" / "hf", dtype, graphs, same=3)
 
 
-OTHER_SHAPES = ["qwen3", "gpt2", "opt", "llama-mlp-bias", "gemma2"]
+OTHER_SHAPES = ["qwen3", "gpt2", "opt", "llama-mlp-bias", "gemma2", "gemma3"]
 ROUNDED_APART = {
     "qwen3",
     "gpt2",

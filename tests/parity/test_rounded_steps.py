@@ -33,7 +33,7 @@ VARIANTS = {
     "qwen2": {},
     "qwen3": {},
 }
-OTHERS = {"gemma2": {}}
+OTHERS = {"gemma2": {}, "gemma3": {}}
 PROMPTS = [[5, 6, 7], list(range(30)), [90]]
 PARAMS = SamplingParams(max_new_tokens=16, ignore_eos=True, logprobs=4)
 # of a size that the kernels read in whole tiles
@@ -90,10 +90,13 @@ def test_fused_is_by_module(name: str, scheme: str, tmp_path: Path, monkeypatch:
     compare(llm_of(name, scheme, tmp_path), monkeypatch)
 
 
-@pytest.mark.stays("w8a8", "rptq-w4a4")
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("scheme", ["w8a8", "rptq-w8a8", "rptq-w4a4"])
-def test_outputs_that_are_normed(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(llm_of("gemma2", scheme, tmp_path), monkeypatch)
+@pytest.mark.parametrize("name", OTHERS)
+def test_outputs_that_are_normed(
+    name: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(llm_of(name, scheme, tmp_path), monkeypatch)
 
 
 @pytest.mark.grid(1)

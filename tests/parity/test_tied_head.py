@@ -23,7 +23,7 @@ from tests.encoders.speech import FRAMES, MELS, write_speech
 from tests.measure.align import old_qwen
 from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
 
-KINDS = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "opt"]
+KINDS = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt"]
 EMBEDDINGS = {
     "gpt2": "transformer.wte.weight",
     "opt": "model.decoder.embed_tokens.weight",

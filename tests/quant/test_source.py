@@ -150,7 +150,7 @@ def test_a_shift_is_what_zeros_add(source: Path, tmp_path: Path) -> None:
     assert (first.name, first.measure, rest) == (f"{QKV}.weight", "shift", [])
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_sound_engines_of_every_architecture(kind: str, dtype: str, tmp_path: Path) -> None:
     """In the checkpoint's dtype and another, with a head in fewer bits, and of some of the layers."""

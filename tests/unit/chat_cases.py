@@ -1,6 +1,6 @@
 """Chat templates and conversations for the tests of chat prompts.
 
-Five template shapes that published models use, written for these tests, and three conversations.
+Six template shapes that published models use, written for these tests, and three conversations.
 
     TEMPLATES["chatml"], CONVERSATIONS["turns"]
 """
@@ -69,11 +69,37 @@ THINKING = """\
     endif %}
 {%- endif %}
 """
+# As Gemma's: the system's text goes into the first turn, and an assistant is a model.
+GEMMA = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set prefix = messages[0]['content'] + '\\n\\n' -%}
+    {%- set rest = messages[1:] -%}
+{%- else -%}
+    {%- set prefix = '' -%}
+    {%- set rest = messages -%}
+{%- endif -%}
+{%- for message in rest -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Roles must alternate user and assistant") }}
+    {%- endif -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' + (prefix if loop.first else '') }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}{{ item['text'] | trim }}{%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
+"""
 DATED = (
     "{{ strftime_now('%Y') }} {{ {'a': '<é>'} | tojson }} "
     "{{ dict(a=messages[0].content) | tojson(indent=2) }}\n"
 )
-TEMPLATES = {"chatml": CHATML, "inst": INST, "headers": HEADERS, "thinking": THINKING, "dated": DATED}
+TEMPLATES = {"chatml": CHATML, "inst": INST, "headers": HEADERS, "thinking": THINKING}
+TEMPLATES |= {"gemma": GEMMA, "dated": DATED}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": "Hello! 你好 😀"}],
     "system": [

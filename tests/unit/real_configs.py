@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.real_gemma2 import GEMMA2
+from tests.unit.real_gemma3 import GEMMA3
 from tests.unit.real_whisper import WHISPER
 
 Config = dict[str, Any]
@@ -426,6 +427,7 @@ REAL: dict[str, Config] = {
         "use_cache_quantization": False,
     },
     **GEMMA2,
+    **GEMMA3,
     **WHISPER,
     "opt-125m": _OPT,
     "opt-66b": _OPT

@@ -30,7 +30,7 @@ def test_templates_as_transformers(
 ) -> None:
     """Text and ids of ``apply_chat_template``."""
     messages = CONVERSATIONS[conversation]
-    named = {"eos_token": "<|im_end|>"} | ({"bos_token": "<s>"} if name == "inst" else {})
+    named = {"eos_token": "<|im_end|>"} | ({"bos_token": "<s>"} if name in ("inst", "gemma") else {})
     expected = hf_qwen2.apply_chat_template(
         messages, chat_template=TEMPLATES[name], add_generation_prompt=generate, tokenize=False, **named
     )

@@ -54,6 +54,8 @@ GEMMA2 = {
     "sliding_window": 100,
     "full_layers": (1,),
 }
+GEMMA3 = GEMMA2 | {"attention_softcap": 0.0, "logit_softcap": 0.0, "qk_norm": True}
+GEMMA3 |= {"local_rope": RopeConfig(dim=8, theta=100.0)}
 BIASED = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 SHAPES = {
     "llama": shape(),
@@ -65,6 +67,8 @@ SHAPES = {
     "qwen3, wide heads": shape("qwen3", qk_norm=True, head_dim=32, rope=RopeConfig(dim=32)),
     "gpt2": shape("gpt2", **GPT2, **BIASED, tie_word_embeddings=True),
     "gemma2": shape("gemma2", **GEMMA2, tie_word_embeddings=True),
+    "window": shape("mistral", sliding_window=100),
+    "gemma3": shape("gemma3", **GEMMA3, tie_word_embeddings=True),
     "wide vocabulary": shape(vocab_size=4001),
     "narrow MLP": shape(intermediate_size=16),
     "small": shape(hidden_size=256, intermediate_size=688, num_heads=8, num_kv_heads=8, head_dim=32,

@@ -117,7 +117,8 @@ def test_a_mixed_step_runs_both_kernels(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("kind", "quant"), [("llama", "none"), ("gemma2", "none"), ("qwen3", "w8a8"), ("gpt2", "w8a16")]
+    ("kind", "quant"),
+    [("llama", "none"), ("gemma2", "none"), ("gemma3", "none"), ("qwen3", "w8a8"), ("gpt2", "w8a16")],
 )
 def test_what_a_graph_is_captured_over_gives_the_same(
     kind: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import (
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 from ingot.config.build_config import BuildConfig
-from ingot.config.decoder_config import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
 from ingot.engine.assembly import check_max_seq_len
 from ingot.errors import CheckpointError, ConfigError
 from ingot.models.model_registry import ARCHITECTURES, find_architecture
@@ -36,6 +37,7 @@ NAMES = {
     "gpt2": (GPT2Config, "GPT2LMHeadModel"),
     "opt": (OPTConfig, "OPTForCausalLM"),
     "gemma2": (Gemma2Config, "Gemma2ForCausalLM"),
+    "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
 }
 
 
@@ -55,6 +57,7 @@ def refusal(name: str, **changes: Any) -> str:
 def test_real_configs_are_read(name: str) -> None:
     hf = json.loads(json.dumps(REAL[name]))
     config = read(hf)
+    hf = hf.get("text_config", hf)
     layers, sizes = ("decoder_layers", "num_hidden_layers", "n_layer"), ("d_model", "hidden_size", "n_embd")
     assert config.num_layers == next(hf[key] for key in layers if key in hf)
     assert config.hidden_size == next(hf[key] for key in sizes if key in hf)
@@ -153,6 +156,58 @@ def test_gemma2() -> None:
     assert "use_bidirectional_attention" in refusal("gemma-2-9b", use_bidirectional_attention=True)
 
 
+def test_gemma3() -> None:
+    small, new = read(REAL["gemma-3-1b-it"]), read(REAL["gemma-3 by transformers 5"])
+    assert [layer for layer in range(26) if not small.window(layer)] == [5, 11, 17, 23]
+    assert small.rope_of(0) == small.local_rope == RopeConfig(256, 1e4)
+    assert small.rope_of(5) == small.rope == RopeConfig(256, 1e6)
+    assert small == new
+    middle, large = read(REAL["gemma-3-4b-it"]), read(REAL["gemma-3-27b-it"])
+    assert middle.rope == RopeConfig(256, 1e6, "linear", 8.0)
+    assert middle.local_rope == RopeConfig(256, 1e4)
+    assert (middle.vocab_size, middle.num_heads, middle.num_kv_heads) == (262208, 8, 4)
+    assert (middle.max_positions, middle.sliding_window) == (131072, 1024)
+    assert large.attention_scale == pytest.approx(168**-0.5)
+    assert large.cut(4, 8).full_layers == (1,)
+    assert large.cut(4, 8).local_rope == large.local_rope
+    assert read(REAL["gemma-3-1b-it"] | {"final_logit_softcapping": 30.0}).logit_softcap == 30
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attn_logit_softcapping", 50.0),  # which the class ignores
+        ("use_bidirectional_attention", True),  # EmbeddingGemma
+        ("sliding_window_pattern", 0),
+        ("sliding_window_pattern", None),
+        ("layer_types", ["full_attention"]),
+        ("hidden_activation", "gelu"),
+        ("rope_local_base_freq", -1),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 1e6}),
+        ("rope_parameters", [1]),
+        ("rope_parameters", {"sliding_attention": {"rope_type": "dynamic", "factor": 2.0}}),
+        ("rope_parameters", {"full_attention": 5}),
+    ],
+)
+def test_gemma3_refuses_by_name(key: str, value: Any) -> None:
+    assert key in refusal("gemma-3-1b-it", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("text_config", None), ("text_config", [1]), ("text_config", "x"), ("audio_config", {"depth": 3})],
+)
+def test_gemma3_with_pictures_refuses_by_name(key: str, value: Any) -> None:
+    assert key in refusal("gemma-3-4b-it", **{key: value})
+
+
+def test_a_text_half_of_another_model_is_refused() -> None:
+    text = REAL["gemma-3-4b-it"]["text_config"]
+    other = {"text_config": text | {"model_type": "gemma2"}}
+    assert "different models" in refusal("gemma-3-4b-it", **other)
+    assert "logit_scale" in refusal("gemma-3-4b-it", text_config=text | {"logit_scale": 2})
+
+
 @pytest.mark.parametrize("kind", NAMES)
 def test_every_default_of_the_classes_is_read(kind: str) -> None:
     """A config that Hugging Face's class writes today, every key of it included."""
@@ -222,6 +277,8 @@ def test_the_keys_that_it_lists_are_those_that_it_reads(architecture: Any) -> No
         nothing = {"init_std", "layerdrop"}
     if architecture.name == "gemma2":
         nothing = {"hidden_act", "sliding_window_size", "cache_implementation"}
+    if architecture.name == "gemma3":
+        nothing = {"_sliding_window_pattern", "cache_implementation"}
     if architecture.name == "whisper":
         nothing = {"is_encoder_decoder", "num_hidden_layers", "init_std", "forced_decoder_ids"}
         nothing |= {"encoder_layerdrop", "decoder_layerdrop", "median_filter_width", "classifier_proj_size"}

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import (
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -36,6 +37,7 @@ KINDS: dict[str, tuple[str, type[PretrainedConfig]]] = {
     "qwen2": ("Qwen2ForCausalLM", Qwen2Config),
     "qwen3": ("Qwen3ForCausalLM", Qwen3Config),
     "gemma2": ("Gemma2ForCausalLM", Gemma2Config),
+    "gemma3": ("Gemma3ForCausalLM", Gemma3TextConfig),
     "gpt2": ("GPT2LMHeadModel", GPT2Config),
     "opt": ("OPTForCausalLM", OPTConfig),
     "whisper": ("WhisperForConditionalGeneration", WhisperConfig),
@@ -48,6 +50,13 @@ _SIZES |= {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor
 _WINDOW: Json = {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 0}
 _GEMMA2: Json = {"tie_word_embeddings": False, "attention_bias": True, "sliding_window": 7}
 _GEMMA2 |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, "query_pre_attn_scalar": 12}
+_GEMMA3: Json = _GEMMA2 | {"attn_logit_softcapping": None, "sliding_window_pattern": 2}
+_GEMMA3 |= {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5e5, "factor": 3.0},
+        "sliding_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    }
+}
 _GPT2: Json = {"vocab_size": 97, "n_positions": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 40}
 _GPT2 |= {"layer_norm_epsilon": 1e-3, "tie_word_embeddings": False, "activation_function": "relu"}
 _OPT: Json = {"vocab_size": 97, "hidden_size": 64, "ffn_dim": 40, "num_hidden_layers": 2}
@@ -63,6 +72,7 @@ GIVEN: dict[str, Json] = {
     "qwen2": _SIZES | _WINDOW,
     "qwen3": _SIZES | _WINDOW | {"attention_bias": True},
     "gemma2": _SIZES | _GEMMA2,
+    "gemma3": _SIZES | _GEMMA3,
     "gpt2": _GPT2,
     "opt": _OPT,
     "whisper": _WHISPER,
@@ -89,8 +99,10 @@ def written(kind: str) -> Json:
     name, made = KINDS[kind]
     config = made(**GIVEN[kind], eos_token_id=None, bos_token_id=None, pad_token_id=None)
     found: Json = json.loads(json.dumps(config.to_dict() | {"architectures": [name]}))
-    if kind in ("qwen2", "qwen3", "gemma2"):
+    if kind in ("qwen2", "qwen3", "gemma2", "gemma3"):
         found.pop("layer_types")
+    if kind == "gemma3":  # which the class reads and does not write
+        found["sliding_window_pattern"] = GIVEN[kind]["sliding_window_pattern"]
     return found
 
 
@@ -125,7 +137,7 @@ def test_every_key(kind: str, key: str, way: str) -> None:
     if expected is None:
         refused_or_missing(kind, key)
         return
-    if key in NEEDED or (key in CANNOT_RUN and way == "null" and kind == "gemma2"):
+    if key in NEEDED or (key in CANNOT_RUN and way == "null" and kind in ("gemma2", "gemma3")):
         with pytest.raises(CheckpointError, match=key):
             read(hf)
         return
@@ -152,6 +164,9 @@ def ours(config: DecoderConfig, name: str) -> Any:
     if name == "rope":
         assert config.rope is not None
         return config.rope.theta, config.rope.scaling, config.rope.factor
+    if name == "local_rope":
+        assert config.local_rope is not None
+        return config.local_rope.theta, config.local_rope.scaling, config.local_rope.factor
     return getattr(config, name)
 
 
@@ -184,20 +199,30 @@ def meaning(kind: str, theirs: Any) -> Json:
         found |= {"norm_eps": theirs.layer_norm_epsilon, "mlp": activations[theirs.activation_function]}
         return found | {"intermediate_size": theirs.n_inner or 4 * theirs.n_embd}
     rope = theirs.rope_parameters
-    scaling = {"default": "none"}.get(rope["rope_type"], rope["rope_type"])
+    rope = rope["full_attention"] if kind == "gemma3" else rope
     found |= {
         "intermediate_size": theirs.intermediate_size,
         "num_kv_heads": theirs.num_key_value_heads,
         "head_dim": getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
         "norm_eps": theirs.rms_norm_eps,
-        "rope": (rope["rope_theta"], scaling, rope.get("factor", 1.0)),
+        "rope": turning(rope),
         "windows": windows(kind, theirs),
     }
+    if kind == "gemma3":
+        found |= {"query_scalar": theirs.query_pre_attn_scalar}
+        found |= {"logit_softcap": theirs.final_logit_softcapping or 0}
+        found |= {"local_rope": turning(theirs.rope_parameters["sliding_attention"])}
     if kind == "gemma2":
         found |= {"query_scalar": theirs.query_pre_attn_scalar}
         found |= {"attention_softcap": theirs.attn_logit_softcapping or 0}
         found |= {"logit_softcap": theirs.final_logit_softcapping or 0}
     return found
+
+
+def turning(rope: Json) -> tuple[float, str, float]:
+    """Base, scaling and factor of rotary settings."""
+    scaling = {"default": "none"}.get(rope["rope_type"], rope["rope_type"])
+    return rope["rope_theta"], scaling, rope.get("factor", 1.0)
 
 
 def windows(kind: str, theirs: Any) -> list[int]:
@@ -212,6 +237,7 @@ BENDING = {"rms_norm_eps", "rope_parameters", "tie_word_embeddings", "attention_
 BENDING |= {"num_key_value_heads", "sliding_window", "use_sliding_window", "max_window_layers"}
 BENDING |= {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "n_inner"}
 BENDING |= {"layer_norm_epsilon", "activation_function", "scale_attn_weights", "hidden_act"}
+BENDING |= {"sliding_window_pattern"}
 
 
 def bending() -> Iterator[Any]:

@@ -73,6 +73,13 @@ _GEMMA2: Table = {
     "layers.#.post_attention_layernorm": _plus_one("layers.#.pre_feedforward_layernorm"),
     "layers.#.mlp_norm": _plus_one("layers.#.post_feedforward_layernorm"),
 }
+_GEMMA3: Table = {
+    name: replace(made, modules=tuple(one.removeprefix("model.") for one in made.modules))
+    for name, made in _GEMMA2.items()
+} | {
+    f"layers.#.self_attn.{part}_norm": StackedModules((f"layers.#.self_attn.{part}_norm",), plus=1.0)
+    for part in "qk"
+}
 _QWEN: Table = {
     "embed_tokens": _one("transformer.wte"),
     "norm": _one("transformer.ln_f"),
@@ -173,13 +180,20 @@ TABLES: Mapping[str, Table] = {
     # minigpt4_names.py has an encoder's.
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "minigpt4"), _LLAMA),
     "gemma2": _GEMMA2,
+    "gemma3": _GEMMA3,
     "qwen": _QWEN,
     "gpt2": _GPT2,
     "opt": _OPT,
     "whisper": _WHISPER,
     OPENAI: _OPENAI,
 }
-PREFIXES = {"gpt2": "transformer.", "opt": "model.", "whisper": "model."}  # of some files
+# Of some files, the longest first.
+PREFIXES = {
+    "gpt2": ("transformer.",),
+    "opt": ("model.",),
+    "whisper": ("model.",),
+    "gemma3": ("model.language_model.", "language_model.model.", "model."),
+}
 
 
 def made_of(kind: str, module: str, first_layer: int = 0) -> StackedModules | None:

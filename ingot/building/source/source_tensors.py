@@ -75,8 +75,8 @@ class SourceTensors:
         self._first = first_layer
         self._inner = inner
         self.packing = packing
-        prefix = PREFIXES.get(kind, "")
-        self._prefix = prefix if any(name.startswith(prefix) for name in infos) else ""
+        prefixes = (p for p in PREFIXES.get(kind, ()) if any(name.startswith(p) for name in infos))
+        self._prefix = next(prefixes, "")
         self._open = OpenShard()
 
     @classmethod

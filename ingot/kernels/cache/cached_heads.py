@@ -79,13 +79,19 @@ def normed(
     inside: tl.tensor,
     is_q: tl.tensor,
     is_v: tl.tensor,
+    DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
-    dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
+    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to DTYPE. With
+    weights in fp32 beside a 16-bit DTYPE the first cast is left out.
+    """
     q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     k_weight = tl.load(k_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     weight = tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
-    y = ((x * rstd[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    WIDE: tl.constexpr = q_norm_ptr.dtype.element_ty == tl.float32
+    y = x * rstd[:, None]
+    if not WIDE:
+        y = y.to(DTYPE).to(tl.float32)
+    y = (y * weight).to(DTYPE).to(tl.float32)
     return tl.where(is_v[:, None], x, y)
 
 

@@ -58,11 +58,19 @@ class QkvHeads(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorm of each query and key head: weights [head_dim]; ``eps`` is added to the mean square."""
+    """RMSNorm of each query and key head: weights [head_dim] in the heads' dtype, or both in fp32; ``eps`` is
+    added to the mean square.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     eps: float
+
+    def expect(self, head_dim: int, like: torch.Tensor) -> None:
+        """Raise unless a kernel can norm heads like ``like`` by them."""
+        wide = torch.float32 if self.q.dtype == torch.float32 else None
+        for name, weight in (("q_norm_weight", self.q), ("k_norm_weight", self.k)):
+            expect(name, weight, (head_dim,), like=like, dtype=wide)
 
 
 class Placement(NamedTuple):

@@ -1,6 +1,7 @@
 """Between the QKV product and attention: head norms, rotary embedding, the write into the paged KV cache.
 
 per head (Qwen3):    x = cast(x / sqrt(mean(x^2) + eps)) * weight
+per head (Gemma-3):  the same with one cast, after the weight: where weights are fp32 beside 16-bit heads
 rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
 logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
 
@@ -102,8 +103,9 @@ def rope_kv_write_kernel(
 
     if HALF > 0:
         if q_norm_ptr is not None:
-            first = normed(first, rstd, q_norm_ptr, k_norm_ptr, half_cols, in_half, is_q, is_v)
-            second = normed(second, rstd, q_norm_ptr, k_norm_ptr, HALF + half_cols, in_half, is_q, is_v)
+            first = normed(first, rstd, q_norm_ptr, k_norm_ptr, half_cols, in_half, is_q, is_v, dtype)
+            second_cols = HALF + half_cols
+            second = normed(second, rstd, q_norm_ptr, k_norm_ptr, second_cols, in_half, is_q, is_v, dtype)
         row = tl.load(rows_ptr + token) * table_stride
         cos = tl.load(table_ptr + row + half_cols, mask=in_half, other=1.0)[None, :]
         sin = tl.load(table_ptr + row + HALF + half_cols, mask=in_half, other=0.0)[None, :]
@@ -113,7 +115,7 @@ def rope_kv_write_kernel(
         turned_second = tl.where(is_v[:, None], second, turned_second)
     if 2 * HALF < HEAD_DIM:
         if q_norm_ptr is not None:
-            tail = normed(tail, rstd, q_norm_ptr, k_norm_ptr, tail_cols, in_tail, is_q, is_v)
+            tail = normed(tail, rstd, q_norm_ptr, k_norm_ptr, tail_cols, in_tail, is_q, is_v, dtype)
         tail = tail * factor[:, None]
 
     NARROW: tl.constexpr = key_scale_ptr is not None
@@ -182,7 +184,8 @@ def _launch(
 
 def _reference_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
+    normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (normed.to(weight.dtype) * weight).to(x.dtype)
 
 
 def _reference_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -249,8 +252,7 @@ def rope_kv_write(
     like = _expect_qkv(qkv, place.heads.width)
     place.expect(like.shape[0], like)
     if norms is not None:
-        expect("q_norm_weight", norms.q, (place.heads.head_dim,), like=like)
-        expect("k_norm_weight", norms.k, (place.heads.head_dim,), like=like)
+        norms.expect(place.heads.head_dim, like)
     if runs_on_gpu(like):
         return _launch(qkv, place, norms, tiles)
     return rope_kv_write_reference(qkv, place, norms)

@@ -35,6 +35,7 @@ _TINY: Mapping[str, int] = {
     "max_positions": 128,
     "sliding_window": 7,
 }
+_MOST_LISTED = 1 << 10  # values of a list that are looked at, as many as layers may be
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -161,9 +162,17 @@ def tiny_config(hf: Mapping[str, Any], nearest: Comparison) -> dict[str, Any]:
             every_head = meaning_of(key) == "num_kv_heads" and value in heads
             value = _TINY["num_heads"] if every_head else 1 if _one_head(key, value) else sizes[key]
         elif isinstance(value, list) and len(value) > _TINY["num_layers"]:
-            value = value[: _TINY["num_layers"]]
+            value = first_of_each(value, _TINY["num_layers"])
         found[key] = value
     return found | dict.fromkeys(_TOKENS)
+
+
+def first_of_each(values: Sequence[Any], count: int) -> list[Any]:
+    """``count`` of them, in order: the first of each value, so that few layers have every type."""
+    some = values[:_MOST_LISTED]
+    places = [place for place, value in enumerate(some) if value not in some[:place]][:count]
+    others = (place for place in range(len(some)) if place not in places)
+    return [some[place] for place in sorted([*places, *others][:count])]
 
 
 def _one_head(key: str, value: int) -> bool:
@@ -218,7 +227,8 @@ def _fields(nearest: Comparison) -> str:
     config = nearest.reading.config
     if config is None:
         return ""
-    own = {**_changed(config), "rope": None if config.rope is None else _changed(config.rope)}
+    ropes = {"rope": config.rope, "local_rope": config.local_rope}
+    own = _changed(config) | {name: rope and _changed(rope) for name, rope in ropes.items()}
     own = {name: value for name, value in own.items() if name != "architecture" and value is not None}
     return "".join(f"    #   {name} = {_comment(str(value))}\n" for name, value in own.items())
 

@@ -21,7 +21,7 @@ Spoil = Callable[[str, Callable[[Weights], None]], Path]
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny random checkpoints by architecture."""
     root = tmp_path_factory.mktemp("originals")
-    for kind in ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "opt"):
+    for kind in ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "opt"):
         save_model(tiny_config(kind), root / kind, seed=1)
     write_tiny(root / "qwen")
     return {path.name: path for path in root.iterdir()}

@@ -15,7 +15,7 @@ from ingot.measure.align.stage_verdict import SERVED
 from ingot.measure.align.stages.stage_names import stage_names
 from tests.tiny_models import random_ids, save_model, tiny_config
 
-CLASSES = ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "opt")
+CLASSES = ("gpt2", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "opt")
 
 
 def check(report: Report, steps: int, layers: int = 2) -> None:
@@ -28,14 +28,21 @@ def check(report: Report, steps: int, layers: int = 2) -> None:
 
 
 @pytest.mark.stays(
-    "gpt2-fp32", "llama-fp32", "llama-bf16", "qwen2-fp32", "qwen3-fp32", "gemma2-fp32", "opt-fp32"
+    "gpt2-fp32",
+    "llama-fp32",
+    "llama-bf16",
+    "qwen2-fp32",
+    "qwen3-fp32",
+    "gemma2-fp32",
+    "gemma3-fp32",
+    "opt-fp32",
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_huggingface_class(kind: str, dtype: str, originals: dict[str, Path]) -> None:
     report = align(originals[kind], originals[kind], [random_ids(12)], steps=2, device="cpu", dtype=dtype)
     assert report.reference.startswith("Hugging Face's ")
-    check(report, steps=2, layers=4 if kind == "gemma2" else 2)
+    check(report, steps=2, layers={"gemma2": 4, "gemma3": 5}.get(kind, 2))
     if dtype != "fp32":
         assert any(row.difference.relative > 1e-4 for row in report.rows), "it really ran in 16 bits"
 

@@ -14,11 +14,15 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, Phi3Config, Pre
 
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.shard_reader import TensorInfo
+from ingot.measure.port import nearest
 from ingot.measure.port.config_reading import read_with
+from ingot.measure.port.port_files import first_of_each
 from ingot.measure.port.port_report import port_report
 from ingot.measure.port.tensor_patterns import TensorPattern, pattern_of, tensor_patterns
+from ingot.models import model_registry
 from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
+from ingot.models.model_registry import ARCHITECTURES
 from ingot.models.qwen2 import QWEN2
 from tests.e2e.terminal import ingot
 from tests.tiny_models import edit_config, save_model, tiny_config
@@ -127,7 +131,13 @@ def test_another_shape_is_not_proposed(phi3: Path, tmp_path: Path) -> None:
     assert any(line.startswith("rule without a tensor: Concat") for line in report["open"])
 
 
-def test_gemma3_is_near_gemma2_and_its_two_bases_are_refused(tmp_path: Path) -> None:
+def test_gemma3_was_near_gemma2_and_its_two_bases_were_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an Ingot that does not have it."""
+    others = [one for one in ARCHITECTURES if one.name != "gemma3"]
+    for module in (model_registry, nearest):
+        monkeypatch.setattr(module, "ARCHITECTURES", others)
     report = reported(saved(Gemma3TextConfig(**SIZES, head_dim=8), tmp_path))
     assert report["nearest"]["architecture"] == "gemma2"
     refused = report["nearest"]["reading"]["refused"]
@@ -135,6 +145,13 @@ def test_gemma3_is_near_gemma2_and_its_two_bases_are_refused(tmp_path: Path) -> 
     assert "full_attention" in refused[0]["why"]
     assert report["modules"]["absent"] is None
     assert sum("qk_norm=True" in line for line in report["open"]) == 2
+
+
+def test_few_layers_have_every_type() -> None:
+    assert first_of_each([*"sssss", "f", *"ss"], 2) == ["s", "f"]
+    assert first_of_each([*"sss"], 2) == ["s", "s"]
+    assert first_of_each([{"a": 1}, [2], {"a": 1}, 3.5], 2) == [{"a": 1}, [2]]
+    assert len(first_of_each([0] * 10**6, 2)) == 2
 
 
 def test_text_names_counts_and_what_is_open(stablelm: Path) -> None:

@@ -85,6 +85,8 @@ def explain(divergence: Divergence, model: Decoder, config: DecoderConfig) -> li
     """
     if divergence.stage in STAGES:
         return explain_ids(divergence)
+    if divergence.layer is not None:  # a layer's own rotary settings
+        config = config.replace(rope=config.rope_of(divergence.layer), local_rope=None)
     bench = _Bench.of(divergence, model, config)
     if bench is None or bench.before <= max(divergence.floor, LEAST_FLOOR):
         return []

@@ -163,7 +163,7 @@ class Isolated:
             x = self._given(read, layer.self_attn.qkv_proj)
             if x is None:
                 return None
-            return self._cached(partial(attention_part, layer.self_attn, kind), x, step)
+            return self._cached(partial(attention_part, layer.self_attn, kind), x, step, index)
         x = self._get(step, f"{name}.post_norm", up_of(layer.mlp))
         return None if x is None else mlp_part(layer.mlp, kind, x)
 
@@ -191,14 +191,16 @@ class Isolated:
             return None
         layer = self.model.layers[index]
         assert isinstance(layer, DecoderLayer)
-        return self._cached(partial(hidden_after, layer), stream, step)
+        return self._cached(partial(hidden_after, layer), stream, step, index)
 
-    def _cached(self, run: Callable[..., torch.Tensor], hidden: torch.Tensor, step: int) -> torch.Tensor:
-        """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
+    def _cached(
+        self, run: Callable[..., torch.Tensor], hidden: torch.Tensor, step: int, index: int
+    ) -> torch.Tensor:
+        """A layer's tokens before the step as a prompt, then the step's own, over a cache of their own."""
         config, start, end = self.model.config, self.reference.start(step), hidden.shape[0]
         shape = (-(-end // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
         cache = LayerCache.zeros(*shape, hidden.dtype, hidden.device)
-        rope = None if self.model.rotary is None else self.model.rotary.table
+        rope = self.model.rope_table(index)
         if start:
             run(hidden[:start], self._batch(0, start), cache, rope)
         return run(hidden[start:], self._batch(start, end), cache, rope)
