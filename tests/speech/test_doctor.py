@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ingot import build
 from ingot.audio.log_mel import fit, log_mel
 from ingot.audio.recording_samples import read_audio
 from ingot.config.quantization.quant_config import QuantConfig
@@ -71,7 +72,12 @@ def found(whisper: Path, manifest: Path) -> Diagnosis:
 
 def kl_of(checkpoint: Path, quant: QuantConfig, clips: list[Path]) -> float:
     """Mean KL of the next token with these schemes, by the runtime, teacher-forced."""
-    sides = [Transcriber(checkpoint, "cpu", quant=one, max_batch_size=1) for one in (QuantConfig(), quant)]
+    return kl_between(
+        [Transcriber(checkpoint, "cpu", quant=one, max_batch_size=1) for one in (QuantConfig(), quant)], clips
+    )
+
+
+def kl_between(sides: list[Transcriber], clips: list[Path]) -> float:
     prompt = sides[0].vocabulary.tokens.prompt("de", "transcribe", timestamps=False)
     parts = []
     for clip, ids in zip(clips, SAID, strict=False):
@@ -203,3 +209,34 @@ def test_windows_are_refused(whisper: Path, manifest: Path) -> None:
     assert "a transcript is read whole" in shown.stderr
     with pytest.raises(ConfigError, match="starts from one scheme"):
         doctor(Wanted(str(whisper), read_quant("encoder=w8a16"), 1.0), read_data(manifest))
+
+
+@pytest.fixture(scope="module")
+def calib(clips: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calib") / "calib.jsonl"
+    records = [{"audio": str(clip), "token_ids": [3, *ids]} for clip, ids in zip(clips, SAID, strict=False)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def in_blocks(whisper: Path, manifest: Path, calib: Path) -> Diagnosis:
+    wanted = Wanted(str(whisper), QuantConfig("rptq-w4a4", 32), 10.0, device="cpu", calib=calib)
+    return doctor(wanted, read_data(manifest))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.layers.1.self_attn.o_proj", "layers.0.encoder_attn.q_proj", "layers.1.mlp.down_proj"],
+)
+def test_rptq_of_each_half(
+    name: str, in_blocks: Diagnosis, whisper: Path, calib: Path, clips: list[Path], tmp_path: Path
+) -> None:
+    """Recordings calibrate both; a layer alone costs what an engine costs that has it alone in blocks."""
+    (layer,) = (one for one in in_blocks.layers if one.name == name)
+    quant = QuantConfig("none", 32, layers={name: "rptq-w4a4"})
+    engine = build(
+        whisper, tmp_path / "engine", quant=quant, calib=calib, device="cpu", proof=False, dtype="fp32"
+    )
+    sides = [Transcriber(one, "cpu", max_batch_size=1) for one in (whisper, engine)]
+    assert layer.kl["rptq-w4a4"] == pytest.approx(kl_between(sides, clips), rel=2e-2)
