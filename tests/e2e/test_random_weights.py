@@ -101,6 +101,7 @@ def test_bad_configs_are_errors(tmp_path: Path) -> None:
     [
         ("llama-7b", 7_720_931_328),
         ("gpt2-medium", 354_823_168),
+        ("gemma3-4b", 3_880_263_168),
         ("opt-6.7b", 6_658_473_984 - 2 * 4096),  # without the two rows that no position reads
     ],
 )

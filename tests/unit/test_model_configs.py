@@ -521,6 +521,7 @@ def test_shapes_that_ship_are_read() -> None:
     found = {path.stem: read(json.loads(path.read_text())) for path in folder.glob("*.json")}
     sizes = {name: (config.num_layers, config.hidden_size) for name, config in found.items()}
     assert sizes == {
+        "gemma3-4b": (34, 2560),
         "gpt2-medium": (24, 1024),
         "llama-7b": (32, 4096),
         "llama31-8b": (32, 4096),
