@@ -23,7 +23,7 @@ from ingot.checkpoint.checkpoint_files import (
 from ingot.checkpoint.fp8_weights import Fp8Weights
 from ingot.checkpoint.gguf.gguf_config import config_of as gguf_config
 from ingot.checkpoint.gguf.gguf_config import generation_of as gguf_generation
-from ingot.checkpoint.gguf.gguf_file import SUFFIX, GgufFile, is_gguf
+from ingot.checkpoint.gguf.gguf_file import GgufFile, gguf_at, is_gguf
 from ingot.checkpoint.gguf.gguf_tokenizer import TokenizerFiles
 from ingot.checkpoint.gguf.gguf_weights import GgufWeights
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
@@ -31,7 +31,7 @@ from ingot.checkpoint.minigpt4_files import config_of as minigpt4_config
 from ingot.checkpoint.openai_whisper import STATE, config_of, generation_of, is_openai, names_of
 from ingot.checkpoint.packed_config import packed_files, packed_format
 from ingot.checkpoint.packed_tensors import PackedLayers
-from ingot.checkpoint.shard_reader import OpenShard, Shard, TensorInfo, read_values, scan_shard
+from ingot.checkpoint.shard_reader import OpenShard, TensorInfo, read_values, scan_shard
 from ingot.config.build_config import MANIFEST_FILE
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -62,7 +62,7 @@ class Checkpoint:
         names: Mapping[str, str] | None = None,
         *,
         alone: bool = False,
-        shard: Shard | None = None,
+        shard: GgufWeights | None = None,
         text: TokenizerFiles | None = None,
     ) -> None:
         self.folder = self.path = folder
@@ -88,20 +88,24 @@ class Checkpoint:
         """
         return self.folder if self._text is None else self._text.folder()
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor ``name``, on the CPU, of the stored shape and dtype; no other tensor shares its storage.
 
         It may be a private mapping of the file: writing to it changes no file. One file is open at a time,
-        so reading in the order of ``tensors`` opens each once. A packed weight is dequantized. Raises
-        CheckpointError for an unknown name, NaN or infinity, a damaged file or a closed checkpoint.
+        so reading in the order of ``tensors`` opens each once. A packed weight is dequantized.
+
+        ``dtype`` is what the caller will cast to: a GGUF file's tensor that is dequantized may then come in
+        it, so that its fp32 values are never all in memory; others, and one with a value that overflows, come
+        as they are. Raises CheckpointError for an unknown name, NaN or infinity, a damaged file or a closed
+        checkpoint.
         """
         if self.packed is not None and name in self.packed:
             return self.packed.weight(name).dequantized(self.tensors[name].dtype)
         if self.fp8 is not None and name in self.fp8.names:
             return self.fp8.read(name)
-        return self.read_stored(name)
+        return self.read_stored(name, dtype)
 
-    def read_stored(self, name: str) -> torch.Tensor:
+    def read_stored(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """``read`` of a tensor as it is stored, the pieces of packed layers included."""
         if self._closed:
             raise CheckpointError(
@@ -115,7 +119,7 @@ class Checkpoint:
             )
         file = self.folder / info.file
         if self._shard is not None:
-            tensor = self._shard.read(name)
+            tensor = self._shard.read(name, dtype)
         else:
             tensor = self._open.read(file, self._inner.get(info.file), self._names.get(name, name))
         if tensor.is_floating_point() and tensor.numel():
@@ -144,8 +148,9 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
-    """Open a Hugging Face checkpoint folder, a GGUF file, a ``.pt`` file of OpenAI's Whisper, or the files of
-    a MiniGPT-4 (or the YAML file that names them); reads what the files hold, not the tensors.
+    """Open a Hugging Face checkpoint folder, a GGUF file (any part of it, or its folder), a ``.pt`` file of
+    OpenAI's Whisper, or the files of a MiniGPT-4 (or the YAML file that names them); reads what the files
+    hold, not the tensors.
 
     Layouts of a folder, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with
     shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
@@ -167,15 +172,13 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
         return Checkpoint(folder.parent, config, generation, tensors, {folder.name: STATE}, names, alone=True)
     if is_minigpt4(folder):
         return _open_minigpt4(MiniGPT4Files.read(folder))
-    if is_gguf(folder):
-        return _open_gguf(folder)
+    if (gguf := gguf_at(folder)) is not None:
+        return _open_gguf(gguf)
     files = list_files(folder)
     if CONFIG not in files:
         what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
         if MANIFEST_FILE in files:
             what = f"{folder} is an engine, not a checkpoint", "give the checkpoint that it was built from"
-        if ggufs := [name for name in files if name.endswith(SUFFIX)]:
-            what = what[0], f"give the path of its GGUF file, {folder / ggufs[0]}"
         allowed = f"{CONFIG} beside {' or '.join(EXPECTED)}"
         raise NoSuchPathError(what[0], seen=shorten(files), allowed=allowed, fix=what[1])
     config = read_json(folder / CONFIG)
@@ -198,8 +201,8 @@ def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
             return found.config
     if is_openai(place):
         return config_of(place, read_values(place))
-    if is_gguf(place):
-        return gguf_config(GgufFile.open(place))
+    if (gguf := gguf_at(place)) is not None:
+        return gguf_config(GgufFile.open(gguf))
     file = place / CONFIG if place.is_dir() else place
     if not file.is_file():
         raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")

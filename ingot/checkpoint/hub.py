@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -23,14 +23,16 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from ingot.checkpoint.checkpoint_files import CONFIG, TEMPLATES, find_layout, list_files
-from ingot.checkpoint.gguf.gguf_file import is_gguf
+from ingot.checkpoint.checkpoint_files import CONFIG, TEMPLATES, find_layout, list_files, shorten
+from ingot.checkpoint.gguf.gguf_file import gguf_at, is_gguf
+from ingot.checkpoint.gguf.gguf_parts import SUFFIX, GgufId, models_of, only_gguf
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
 _SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")
 _SMALL_NAMES = ("merges.txt", "vocab.txt", f"{TEMPLATES}/tool_use.jinja")
+_NOTHING = ("no file has this name",)  # a pattern: the snapshot whatever it holds
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.bpe")
 # The HTTP library's own base error, whichever library this release of huggingface_hub is built on, and
 # OSError.
@@ -45,6 +47,9 @@ def resolve_checkpoint(
 ) -> Path:
     """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network;
     a GGUF file, a ``.pt`` file of OpenAI's Whisper or the YAML file of a MiniGPT-4 as it is.
+
+    ``org/name:Q4_K_M`` and ``org/name/file.gguf`` are GGUF files of a repository. Of a folder or repository
+    with GGUF files and no other weights, the path is that of its only model's first file.
 
     A complete snapshot in the cache is taken without asking the network whether it is the newest; give a
     commit as ``revision`` to have another. Only config, tokenizer and weight files are downloaded, no code,
@@ -61,14 +66,17 @@ def resolve_checkpoint(
     """
     path = Path(name_or_path).expanduser()
     if _is_local(name_or_path, path):
-        return path
+        return gguf_at(path) or path
+    if (files := _gguf_id(name_or_path)) is not None:
+        return _resolve_gguf(files, revision, cache_dir, offline)
     repo = _repo_id(name_or_path, path)
     cached = _cached(repo, revision, cache_dir)
     complete = cached if cached is not None and _incomplete(cached) is None else None
     if complete is not None and has_tokenizer(list_files(complete)):
         return complete
     if offline or constants.HF_HUB_OFFLINE:
-        return complete or _refuse_offline(repo, revision, cached)
+        gguf = _cached_gguf(GgufId(repo), _cached(repo, revision, cache_dir, _NOTHING))
+        return complete or gguf or _refuse_offline(repo, revision, cached)
     try:
         return _download(repo, revision, cache_dir)
     except CheckpointError:
@@ -79,10 +87,14 @@ def resolve_checkpoint(
 
 
 def resolve_config(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """As ``resolve_checkpoint``, for a folder with config.json: of an id nothing else is downloaded."""
+    """As ``resolve_checkpoint``, for a folder with config.json: of an id nothing else is downloaded. The
+    config of a GGUF file is in the file, which must be in the cache.
+    """
     path = Path(name_or_path).expanduser()
     if _is_local(name_or_path, path):
-        return path
+        return gguf_at(path) or path
+    if (files := _gguf_id(name_or_path)) is not None:
+        return _resolve_gguf(files, revision, None, offline=True)
     repo = _repo_id(name_or_path, path)
     cached = _cached(repo, revision, None)
     if cached is not None and CONFIG in list_files(cached):
@@ -102,6 +114,8 @@ def _is_local(name: str | Path, path: Path) -> bool:
     if is_openai(path) or is_minigpt4(path) or is_gguf(path):
         if path.is_file():
             return True
+        if _gguf_id(name) is not None:
+            return False
         raise NoSuchPathError("no such file", seen=path, fix="correct the path")
     if name == "" or not path.exists():
         return False
@@ -112,6 +126,64 @@ def _is_local(name: str | Path, path: Path) -> bool:
 def small_files(names: Iterable[str]) -> list[str]:
     """The configs and tokenizer files at the top of a repository, and the chat template for tools."""
     return [n for n in names if ("/" not in n and n.endswith(_SMALL_SUFFIXES)) or n in _SMALL_NAMES]
+
+
+def _gguf_id(name: str | Path) -> GgufId | None:
+    """Files on the hub; None for a path, and where its first folder is here."""
+    found = GgufId.of(name) if isinstance(name, str) else None
+    return None if found is None or Path(found.repo).parent.exists() else found
+
+
+def _resolve_gguf(wanted: GgufId, revision: str | None, cache_dir: Path | None, offline: bool) -> Path:
+    """The first file of a GGUF model, from the cache or the network."""
+    cached = _cached(wanted.repo, revision, cache_dir, _NOTHING)
+    if (found := _cached_gguf(wanted, cached)) is not None:
+        return found
+    if offline or constants.HF_HUB_OFFLINE:
+        here = [] if cached is None else _ggufs_in(cached)
+        raise CheckpointError(
+            f"{wanted.text} is not in the local cache, and it may not be downloaded",
+            seen=shorten(here) if here else None,
+            fix="unset HF_HUB_OFFLINE; where only sizes are asked for, `ingot build` it or download it first",
+        )
+    try:
+        return _download_gguf(wanted, revision, cache_dir, _names(wanted.repo, revision))
+    except _NETWORK_ERRORS as error:
+        raise _explain(wanted.repo, revision, error) from error
+
+
+def _cached_gguf(wanted: GgufId, folder: Path | None) -> Path | None:
+    """The first of a model's files in a snapshot; None where one is missing."""
+    files = None if folder is None else wanted.chosen(_ggufs_in(folder))
+    if folder is None or files is None or not all((folder / name).is_file() for name in files):
+        return None
+    return folder / files[0]
+
+
+def _ggufs_in(folder: Path) -> list[str]:
+    """Names of the GGUF files in a snapshot and its folders."""
+    found = (path for path in folder.rglob(f"*{SUFFIX}") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def _download_gguf(
+    wanted: GgufId, revision: str | None, cache_dir: Path | None, names: Iterable[str]
+) -> Path:
+    """Download a model's GGUF files, which are among the repository's ``names``; the first one's path."""
+    known = [name for name in names if ".." not in name.split("/") and not name.startswith("/")]
+    files = wanted.chosen(known)
+    absent = [name for name in files or () if name not in known]
+    if absent:
+        what = f"parts of {wanted.text} are missing on the hub"
+        raise CheckpointError(what, seen=shorten(absent), fix="another file or revision of the repository")
+    if files is None:
+        raise CheckpointError(
+            f"{wanted.text} does not name one GGUF model of the repository",
+            seen=wanted.kind or wanted.file or "no file",
+            allowed=shorten([one[0] for one in models_of(known)], 24),
+            fix=f"{wanted.repo}:TYPE, such as {wanted.repo}:Q4_K_M, or {wanted.repo}/FILE.gguf",
+        )
+    return _fetch(wanted.repo, revision, cache_dir, files) / files[0]
 
 
 def _repo_id(name: str | Path, path: Path) -> str:
@@ -131,12 +203,14 @@ def _repo_id(name: str | Path, path: Path) -> str:
     )
 
 
-def _cached(repo: str, revision: str | None, cache_dir: Path | None) -> Path | None:
+def _cached(
+    repo: str, revision: str | None, cache_dir: Path | None, wanted: Sequence[str] = (CONFIG,)
+) -> Path | None:
     """The snapshot in the cache, complete or not; None where there is none."""
     try:
         # With one pattern: the cache may know of files, such as code, that were never wanted.
         found = snapshot_download(
-            repo, revision=revision, cache_dir=cache_dir, local_files_only=True, allow_patterns=[CONFIG]
+            repo, revision=revision, cache_dir=cache_dir, local_files_only=True, allow_patterns=list(wanted)
         )
     except LocalEntryNotFoundError:
         return None
@@ -175,8 +249,9 @@ def _refuse_offline(repo: str, revision: str | None, cached: Path | None) -> NoR
 
 def _download(repo: str, revision: str | None, cache_dir: Path | None) -> Path:
     try:
-        siblings = HfApi().model_info(repo, revision=revision).siblings or []
-        names = [file.rfilename for file in siblings]
+        names = _names(repo, revision)
+        if only_gguf(names):
+            return _download_gguf(GgufId(repo), revision, cache_dir, names)
         small = small_files(names)
         if CONFIG not in small:
             raise CheckpointError(
@@ -191,6 +266,11 @@ def _download(repo: str, revision: str | None, cache_dir: Path | None) -> Path:
     if lack is not None:
         raise lack
     return folder
+
+
+def _names(repo: str, revision: str | None) -> list[str]:
+    """Of a repository's files."""
+    return [file.rfilename for file in HfApi().model_info(repo, revision=revision).siblings or []]
 
 
 def _fetch(repo: str, revision: str | None, cache_dir: Path | None, names: list[str]) -> Path:

@@ -129,9 +129,13 @@ class MappedTensor:
     tied_to: str | None
     rule: Transform = field(repr=False)
 
-    def load(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """Read the sources and make the tensor: ``shape``, ``dtype``, CPU, contiguous."""
-        tensors = [checkpoint.read(name) for name in self.sources]
+    def load(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Read the sources and make the tensor: ``shape``, ``dtype``, CPU, contiguous.
+
+        ``dtype``: what the caller will cast to (``Checkpoint.read``), where a rule computes nothing.
+        """
+        wanted = dtype if type(self.rule) in (Rename, Concat) else None
+        tensors = [checkpoint.read(name, wanted) for name in self.sources]
         return self.rule.build(self.tied_to or self.target, tensors).contiguous()
 
 

@@ -171,7 +171,8 @@ class Assembly:
         return tensor.float() if wide else cast_weight(target, tensor, self.dtype_of(target))
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
+        dtype = self.dtype_of(target)
+        return cast_weight(target, self.mapped[target].load(checkpoint, dtype), dtype)
 
     def dtype_of(self, target: str) -> torch.dtype:
         """A tensor's dtype before packing: its half's, but fp32 for the weight of a wide norm."""

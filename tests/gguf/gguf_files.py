@@ -38,15 +38,16 @@ def write_gguf(
     others: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     vectors: Mapping[str, np.ndarray] | None = None,
+    most: int = 0,
 ) -> PreTrainedModel:
     """Write a file with matrices of the type ``kind``, and give the model the values that it holds.
 
     ``others``: parts of tensors' names in the file → their type. ``metadata``: added, or in place of what the
-    config says; ``vectors``: tensors beside the model's.
+    config says; ``vectors``: tensors beside the model's. ``most``: tensors of a part, 0: there are no parts.
     """
     config, types = model.config, others or {}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, config.model_type)
+    writer = gguf.GGUFWriter(path, config.model_type, split_max_tensors=most)
     add_metadata(writer, settings(config) | dict(metadata or {}))
     generator, meant = np.random.default_rng(7), {}
     for name, tensor in model.state_dict().items():

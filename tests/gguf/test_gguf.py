@@ -17,7 +17,7 @@ from ingot import LLM, build
 from ingot.building.ledger_source import read_setting
 from ingot.building.source.source_gguf import MEANT
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
-from ingot.checkpoint.gguf.gguf_file import BLOCK_TYPES, BlockType
+from ingot.checkpoint.gguf.gguf_header import BLOCK_TYPES, BlockType
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, CheckpointError

@@ -72,7 +72,12 @@ CASES: dict[str, tuple[bytes, str]] = {
     "half a block": (header([], [tensor("t", [33, 4], 8)]), r"t of shape \[33, 4\] as Q8_0"),
     "IQ4_XS": (header([], [tensor("t", [256], 23)]), "seen: t: IQ4_XS; allowed: F32, F16, Q4_0"),
     "unknown type": (header([], [tensor("t", [256], 77)]), "seen: t: type 77; allowed: F32, F16, Q4_0"),
-    "parts": (header([field("split.count", 2, b"\x03\x00")], []), "one part of a model.*merge the parts"),
+    "parts": (
+        header([field("split.count", 2, b"\x03\x00")], []),
+        "one part of 3.*allowed: NAME-00001-of-00003",
+    ),
+    "no parts": (header([field("split.count", 2, b"\x00\x00")], []), "unsupported split.count.*seen: 0"),
+    "parts as text": (header([field("split.count", 8, text("3"))], []), "unsupported split.count.*seen: 3"),
     "no architecture": (header([], []), "unsupported architecture.*None"),
     "other architecture": (header([field("general.architecture", 8, text("mamba"))], []), "'mamba'"),
     "no embedding": (header([field("general.architecture", 8, text("llama"))], []), "no tensor token_embd"),
@@ -199,7 +204,7 @@ def test_paths(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(NoSuchPathError, match=r"give the path of its GGUF file, .*folder/model\.gguf"):
+    with pytest.raises(CheckpointError, match=r"folder/model\.gguf is truncated or damaged"):
         open_checkpoint(folder)
     failed = ingot("build", missing, "-o", tmp_path / "engine")
     assert failed.exit_code == 2

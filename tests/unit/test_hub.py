@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,7 +196,7 @@ def hub(files: dict[str, str], error: tuple[int, str] | None = None) -> Iterator
                 siblings = [{"rfilename": name} for name in files]
                 self.answer(json.dumps({"id": "org/name", "sha": MAIN, "siblings": siblings}).encode())
             else:
-                name = path.rsplit("/", 1)[-1]
+                name = path.split("/resolve/", 1)[1].split("/", 1)[1]
                 asked.append(name)
                 self.answer(files[name].encode(), 200, {"ETag": f'"{name}"', "X-Repo-Commit": MAIN})
 
@@ -307,11 +308,87 @@ def test_weights_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_repository_without_weights_that_can_be_read(tmp_path: Path) -> None:
-    with hub({"config.json": "{}", "model-q4.gguf": "x"}) as (address, asked):
+    with hub({"config.json": "{}", "model-q4.onnx": "x"}) as (address, asked):
         text = ask("org/name", HF_HOME=tmp_path, HF_ENDPOINT=address)
     assert "no readable weights" in text
-    assert "model-q4.gguf" in text
+    assert "model-q4.onnx" in text
     assert asked
     with hub({"README.md": "x"}) as (address, asked):
         assert "has no config.json" in ask("org/name", HF_HOME=tmp_path / "b", HF_ENDPOINT=address)
     assert not asked
+
+
+GGUF = {
+    "m-Q8_0.gguf": "8",
+    "m-Q4_K_M-00001-of-00002.gguf": "4",
+    "m-Q4_K_M-00002-of-00002.gguf": "4",
+    "BF16/m-BF16.gguf": "b",
+    "mmproj-m-F16.gguf": "p",
+    "README.md": "text",
+}
+
+
+Q4, Q4_2 = "m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf"
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("org/name:q4_k_m", [Q4, Q4_2]),
+        (f"org/name/{Q4_2}", [Q4, Q4_2]),
+        ("org/name/BF16/m-BF16.gguf", ["BF16/m-BF16.gguf"]),
+    ],
+)
+@pytest.mark.stays("org/name:q4_k_m-files0")
+def test_gguf_files_of_a_repository(tmp_path: Path, name: str, files: list[str]) -> None:
+    """Only these are downloaded; the path is the first one's, and the cache has it from then on."""
+    with hub(GGUF) as (address, asked):
+        path = Path(ask(name, HF_HOME=tmp_path, HF_ENDPOINT=address, HF_HUB_DISABLE_XET=1))
+        assert (path.name, path.read_text()) == (Path(files[0]).name, GGUF[files[0]])
+        assert set(asked) == set(files)
+    assert resolve_checkpoint(name, cache_dir=tmp_path / "hub", offline=True) == path
+    words = rf"org/name:Q8_0 is not in the local cache, and it may not be downloaded; seen: {files[0]}"
+    with pytest.raises(CheckpointError, match=words):
+        resolve_checkpoint("org/name:Q8_0", cache_dir=tmp_path / "hub", offline=True)
+
+
+def test_a_repository_with_one_gguf_model(tmp_path: Path) -> None:
+    with hub({"config.json": "{}", "m-Q8_0.gguf": "8", "README.md": "text"}) as (address, asked):
+        path = ask("org/name", HF_HOME=tmp_path, HF_ENDPOINT=address, HF_HUB_DISABLE_XET=1)
+        assert (Path(path).name, set(asked)) == ("m-Q8_0.gguf", {"m-Q8_0.gguf"})
+    assert resolve_checkpoint("org/name", cache_dir=tmp_path / "hub", offline=True) == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("org/name", r"does not name one GGUF model of the repository; seen: no file; allowed: BF16/m-BF16"),
+        ("org/name:Q3_K", rf"seen: Q3_K; allowed: BF16/m-BF16\.gguf, {Q4}.*to fix: org/name:TYPE, such as"),
+        ("org/name/none.gguf", "seen: none.gguf; allowed: BF16/m-BF16.gguf"),
+        ("org/name:Q4_K_M", rf"parts of org/name:Q4_K_M are missing on the hub; seen: {Q4_2}"),
+        ("org/name:Q6_K", "seen: Q6_K"),
+    ],
+)
+def test_gguf_files_that_a_repository_lacks(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Api:
+        def model_info(self, repo: str, revision: str | None) -> SimpleNamespace:
+            names = [*(name for name in GGUF if name != Q4_2), "../m-Q6_K.gguf"]
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    monkeypatch.setattr("ingot.checkpoint.hub.HfApi", Api)
+    monkeypatch.setattr("ingot.checkpoint.hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(CheckpointError, match=words):
+        resolve_checkpoint(name, cache_dir=tmp_path)
+
+
+def test_a_path_of_a_gguf_file_is_not_sought_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file"):
+        resolve_checkpoint("org/name/m.gguf")
+    with pytest.raises(CheckpointError, match="no such file"):
+        resolve_checkpoint(Path("other/name/m.gguf"))

@@ -228,8 +228,8 @@ def test_missing_folder_and_file_in_its_place(tmp_path: Path) -> None:
 
 
 def test_not_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "model-q4.gguf").write_text("x")
-    refused(tmp_path, "no config.json", "model-q4.gguf", "pytorch_model.bin.index.json", "to fix")
+    (tmp_path / "model-q4.onnx").write_text("x")
+    refused(tmp_path, "no config.json", "model-q4.onnx", "pytorch_model.bin.index.json", "to fix")
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

@@ -19,9 +19,9 @@ from ingot.building.source.folded_values import Folded
 from ingot.building.source.minigpt4_names import PictureSource
 from ingot.building.source.quantized_check import judge_narrow, plain_scales, plain_weight
 from ingot.building.source.reordered_values import Reordered
-from ingot.building.source.source_gguf import GgufSource
+from ingot.building.source.source_gguf import GgufRows, GgufSource
 from ingot.building.source.source_tensors import MappedSource, Source, SourceTensors
-from ingot.building.source.tensor_origin import Origin, Rotated
+from ingot.building.source.tensor_origin import Origin, Rotated, Uncertain
 from ingot.checkpoint.checkpoint_reader import open_checkpoint, read_config
 from ingot.checkpoint.gguf.gguf_file import GgufFile, is_gguf
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
@@ -37,6 +37,7 @@ from ingot.layers.linear import Linear, linears
 from ingot.models.model_registry import find_architecture
 
 Progress = Callable[[str, int, int], None]
+Rows = torch.Tensor | GgufRows
 _log = logging.getLogger(__name__)
 _ROWS = 1 << 22  # values that are compared at once
 _SHAPE = (
@@ -217,30 +218,44 @@ class _Check:
 
     def _copied(self, path: str, leaf: str) -> None:
         """Every value as the stored dtype rounds the checkpoint's, bit by bit unless it had to be derived."""
-        name, known = f"{path}.{leaf}", self._origin.leaf(path, leaf)
+        rows = self._rows(path, leaf)
+        if rows is not None:
+            self._compare(f"{path}.{leaf}", rows, 0.0, exact=True)
+            return
+        known = self._origin.leaf(path, leaf)
+        self._compare(f"{path}.{leaf}", known.tensor, known.rows, exact=known.exact)
+
+    def _rows(self, path: str, leaf: str) -> Rows | None:
+        """A tensor that is the checkpoint's, read some rows at a time where the source can."""
+        if type(self._origin) is not Origin or not isinstance(self._source, GgufSource):
+            return None
+        return self._source.rows(path, leaf)
+
+    def _compare(self, name: str, known: Rows, uncertain: Uncertain, *, exact: bool) -> None:
+        """Stored values beside ``known`` ones, whose rows have relative errors."""
         got = self._reader.read(name)
-        self._expect_shape(name, known.tensor, tuple(got.shape))
+        self._expect_shape(name, known, tuple(got.shape))
         worst, count, text = 0.0, 0, ""
         rows_at_once = max(_ROWS // max(got[:1].numel(), 1), 1)
         for start in range(0, len(got), rows_at_once):
-            part, wanted = (whole[start : start + rows_at_once] for whole in (got, known.tensor))
+            part, wanted = got[start : start + rows_at_once], known[start : start + rows_at_once]
             # What is equal is compared where it is: carrying it to a device would take longer.
-            near, exact = part.to(wanted.device), wanted
-            cast = exact.to(near.dtype)
+            near = part.to(wanted.device)
+            cast = wanted.to(near.dtype)
             if torch.equal(near, cast):
                 continue
-            rows = known.rows
+            rows = uncertain
             if not isinstance(rows, float):
                 rows = rows[start : start + len(near)].view(-1, *[1] * (near.dim() - 1))
-            off, size = (near.float() - exact.float()).abs(), exact.float().abs()
+            off, size = (near.float() - wanted.float()).abs(), wanted.float().abs()
             shares = off / ((rows + torch.finfo(near.dtype).eps) * size + _FLOAT * size.max() + _TINY)
-            wrong = near != cast if known.exact else ~(shares <= 1)
+            wrong = near != cast if exact else ~(shares <= 1)
             worst = max(worst, float(shares.nan_to_num(nan=torch.inf).max()))
             count += int(wrong.sum())
             if bool(wrong.any()) and not text:
                 place = int(wrong.flatten().nonzero()[0])
                 text = f"{float(near.flatten()[place]):.6g} instead of {float(cast.flatten()[place]):.6g}"
-        self._found.add("copied", name, {"copied": 0.0 if known.exact else worst})
+        self._found.add("copied", name, {"copied": 0.0 if exact else worst})
         if count:
             where = f"{count} of {got.numel()} values are not the checkpoint's, the first is {text}"
             self._found.differences.append(SourceDifference(name, "copied", worst, where))
@@ -282,7 +297,7 @@ class _Check:
         off = (tensors["shift"].double() - bias + values @ zeros).abs()
         return (off / (_FLOAT * (values.abs() @ zeros.abs() + bias.abs()) + _TINY)).float()
 
-    def _expect_shape(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    def _expect_shape(self, name: str, tensor: Rows, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{name} has another shape in the checkpoint",

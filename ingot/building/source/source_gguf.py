@@ -6,7 +6,6 @@ file's header and bytes. Source: the ``block_*`` structures of llama.cpp's ggml-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -61,10 +60,18 @@ class GgufSource:
             raise CheckpointError("no source is known of a module", seen=module)
         return [_own_name(name) for name in made.modules]
 
-    def _part(self, name: str, leaf: str) -> torch.Tensor:
-        stored = f"{name}.{leaf}"
-        info = self._file.tensors.get(stored)
-        if info is None:
+    def rows(self, module: str, leaf: str) -> GgufRows | None:
+        """A tensor whose rows are read when they are asked for; None where it is not one of the file's as it
+        is.
+        """
+        names = self._stored(module)
+        if len(names) != 1 or self._heads(names[0]) is not None:
+            return None
+        return GgufRows(self._file, self._expect(f"{names[0]}.{leaf}"))
+
+    def _expect(self, stored: str) -> str:
+        """A tensor's name; CheckpointError where the file has no such tensor."""
+        if stored not in self._file.tensors:
             raise CheckpointError(
                 "the checkpoint lacks a tensor that the engine holds",
                 seen=stored,
@@ -72,25 +79,52 @@ class GgufSource:
                 field="source",
                 fix="`source=CHECKPOINT`, the one that the engine was built from",
             )
-        content = torch.from_numpy(self._file.blocks(stored))
-        if info.type.name in _PLAIN:
-            values = content.view(_PLAIN[info.type.name])
-        else:
-            place = torch.arange(info.type.values)
-            blocks = content.view(-1, info.type.bytes).split(_AT_ONCE)
-            values = torch.empty(math.prod(info.shape) // len(place), len(place))
-            for out, part in zip(values.split(_AT_ONCE), blocks, strict=True):
-                out.copy_(MEANT[info.type.name](part, place))
-        rows = values.view(info.shape)
+        return stored
+
+    def _heads(self, name: str) -> int | None:
+        """How many heads a module's rows are of, where llama.cpp moves the rows of each."""
         heads = {"attn_q": self._config.num_heads, "attn_k": self._config.num_kv_heads}
-        kind = name.rpartition(".")[2]
-        if self._config.architecture != "llama" or kind not in heads:
+        return heads.get(name.rpartition(".")[2]) if self._config.architecture == "llama" else None
+
+    def _part(self, name: str, leaf: str) -> torch.Tensor:
+        rows, heads = GgufRows(self._file, self._expect(f"{name}.{leaf}"))[:], self._heads(name)
+        if heads is None:
             return rows
         # Channel c of a head is in row 2 c of it, those of the second half in the odd rows.
-        size = len(rows) // heads[kind]
+        size = len(rows) // heads
         row, half = torch.arange(len(rows)), size // 2
         channel = row % size
         return rows[row - channel + torch.where(channel < half, 2 * channel, 2 * (channel - half) + 1)]
+
+
+class GgufRows:
+    """A stored tensor; slices of it along its first dimension are read, quantized ones in fp32."""
+
+    def __init__(self, file: GgufFile, name: str) -> None:
+        self._file = file
+        self._name = name
+        self.shape = file.tensors[name].shape
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        info = self._file.tensors[self._name]
+        if len(self.shape) == 1:
+            return self._values(0, 1).view(self.shape)[rows]
+        start, stop, _ = rows.indices(self.shape[0])
+        inner = info.num_rows // self.shape[0]
+        return self._values(start * inner, stop * inner).view(stop - start, *self.shape[1:])
+
+    def _values(self, start: int, stop: int) -> torch.Tensor:
+        """Of the rows from ``start`` to ``stop``."""
+        kind = self._file.tensors[self._name].type
+        content = torch.from_numpy(self._file.blocks(self._name, start, stop))
+        if kind.name in _PLAIN:
+            return content.view(_PLAIN[kind.name])
+        place = torch.arange(kind.values)
+        blocks = content.view(-1, kind.bytes)
+        values = torch.empty(len(blocks), len(place))
+        for out, part in zip(values.split(_AT_ONCE), blocks.split(_AT_ONCE), strict=True):
+            out.copy_(MEANT[kind.name](part, place))
+        return values
 
 
 def _own_name(module: str) -> str:

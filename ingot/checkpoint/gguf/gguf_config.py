@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from ingot.checkpoint.gguf.gguf_file import GgufFile
 from ingot.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 EMBEDDING, HEAD, FREQUENCIES = "token_embd.weight", "output.weight", "rope_freqs.weight"
 # general.architecture → class, and the base of rotary angles where the file names none.
@@ -18,6 +21,12 @@ _AGAIN = "convert the model again, or use its original checkpoint"
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _ENDS = ("eos", "eot", "eom")
 _IDS = "tokenizer.ggml.{}_token_id"
+_SAMPLER = "general.sampling."
+_PENALTY = "repetition_penalty"
+# Of a sampler → of generation_config.json.
+_SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")}
+_SAMPLING |= {"temp": "temperature", "penalty_repeat": _PENALTY}
+_NOT_SAMPLED = {"mirostat": 0, "xtc_probability": 0.0}  # and the value that turns it off
 _NOT_READ = ("scaling.alpha", "scaling.yarn_log_multiplier", "dimension_sections")
 
 
@@ -27,11 +36,46 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_of(file: GgufFile) -> dict[str, Any]:
-    """generation_config.json: the tokens that begin and end a text."""
+    """generation_config.json: the tokens that begin and end a text, and how tokens are drawn.
+
+    CheckpointError where a value is no number. A warning names samplers that Ingot does not have.
+    """
     found = {name: token_id(file, name) for name in ("bos", *_ENDS)}
     ends = [found[name] for name in _ENDS if found[name] is not None]
     config: dict[str, Any] = {} if found["bos"] is None else {"bos_token_id": found["bos"]}
-    return config | ({"eos_token_id": list(dict.fromkeys(ends))} if ends else {})
+    config |= {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
+    return config | _sampling(file)
+
+
+def _sampling(file: GgufFile) -> dict[str, Any]:
+    """What ``general.sampling.*`` recommends; {} where the file says nothing of it.
+
+    llama.cpp's converter copies these from generation_config.json except for ``do_sample``: tokens are drawn
+    where a file names a value of drawing, unless its temperature is 0 or less.
+    """
+    given = {key: file.metadata[_SAMPLER + key] for key in _SAMPLING if _SAMPLER + key in file.metadata}
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise _refused(file, _SAMPLER + key, value, "a number")
+    found = {_SAMPLING[key]: _decimal(value) for key, value in given.items()}
+    drawn = [name for name in found if name != _PENALTY]
+    if drawn and found.get("temperature", 1.0) > 0:
+        found["do_sample"] = True
+    else:
+        found = {name: value for name, value in found.items() if name == _PENALTY}
+    idle = {key: file.metadata.get(_SAMPLER + key, rests) for key, rests in _NOT_SAMPLED.items()}
+    odd = [f"{_SAMPLER}{key} {value}" for key, value in idle.items() if value != _NOT_SAMPLED[key]]
+    if found.get(_PENALTY, 1.0) != 1.0 and file.metadata.get(f"{_SAMPLER}penalty_last_n", -1) != -1:
+        last = file.metadata[f"{_SAMPLER}penalty_last_n"]
+        odd.append(f"{_SAMPLER}penalty_last_n {last} (the penalty covers prompt and output)")
+    if odd:
+        _log.warning("%s: not applied: %s", file.path, ", ".join(odd))
+    return found
+
+
+def _decimal(value: float) -> float | int:
+    """Of a float32 the shortest decimal: 1e-05, not 9.99999974e-06, as JSON files have it."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def token_id(file: GgufFile, name: str) -> int | None:
@@ -176,8 +220,7 @@ class _Settings:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._refused(key, value, "a number")
-        # Of a float32 the shortest decimal: 1e-05, not 9.99999974e-06, as config.json has it.
-        return float(str(np.float32(value))) if isinstance(value, float) else float(value)
+        return float(_decimal(value))
 
     def _refused(self, key: str, seen: object, allowed: object) -> CheckpointError:
         own = key if key == FREQUENCIES else f"{self._kind}.{key}"

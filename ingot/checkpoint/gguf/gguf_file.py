@@ -1,82 +1,29 @@
-"""A GGUF file (llama.cpp): its metadata, and the bytes of its tensors one at a time.
-
-The header is parsed here and not by the ``gguf`` package, whose reader follows any count that a file names.
-Source: docs/gguf.md of ggml, versions 2 and 3.
-"""
+"""A model in one or several GGUF files (llama.cpp): its metadata, and its tensors some rows at a time."""
 
 from __future__ import annotations
 
-import math
-import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from ingot.checkpoint.checkpoint_files import shorten
-from ingot.errors import CheckpointError
+from ingot.checkpoint.checkpoint_files import list_files, shorten
+from ingot.checkpoint.gguf.gguf_header import AGAIN, GgufTensor, Header
+from ingot.checkpoint.gguf.gguf_parts import SUFFIX, is_suffixed, models_of, only_gguf, part_of
+from ingot.errors import CheckpointError, NoSuchPathError
 
-SUFFIX = ".gguf"
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_AGAIN = "download the file again and compare its size or hash"
-# A vocabulary of 256,000 tokens with its merges has 20 MB of metadata.
-_MOST_BYTES, _MOST_ITEMS, _MOST_TENSORS, _MOST_FIELDS = 256 << 20, 1 << 22, 1 << 17, 1 << 16
-_MOST_DIMS = 4
-_ALIGNMENT = "general.alignment"
-# Of metadata: type → how one value is stored.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-
-
-@dataclass(frozen=True)
-class BlockType:
-    """How a tensor's values are stored: ``values`` of them along the last dimension in ``bytes`` bytes."""
-
-    id: int
-    name: str
-    values: int
-    bytes: int
-
-
-_BLOCKS = (
-    (0, "F32", 1, 4),
-    (1, "F16", 1, 2),
-    (2, "Q4_0", 32, 18),
-    (3, "Q4_1", 32, 20),
-    (6, "Q5_0", 32, 22),
-    (7, "Q5_1", 32, 24),
-    (8, "Q8_0", 32, 34),
-    (12, "Q4_K", 256, 144),
-    (13, "Q5_K", 256, 176),
-    (14, "Q6_K", 256, 210),
-    (30, "BF16", 1, 2),
-)
-BLOCK_TYPES = {one[0]: BlockType(*one) for one in _BLOCKS}
-_OTHER_NAMES = (
-    {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"}
-    | {20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64"}
-    | {28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"}
-)
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """A stored tensor: its shape as PyTorch has it, its type, and where its bytes begin in the file."""
-
-    shape: tuple[int, ...]
-    type: BlockType
-    offset: int
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) // self.type.values * self.type.bytes
+_COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
+_OWN = (_NUMBER, "general.alignment")  # keys of each part
+_ONE_MODEL = "download all parts again, from one repository and of one revision"
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata by key (lists for arrays), and tensors by llama.cpp's names in the order of the file."""
+    """A model's metadata by key (lists for arrays), and its tensors by llama.cpp's names in the order of the
+    files. ``path`` is the file that was opened; of several parts any one.
+    """
 
     path: Path
     metadata: dict[str, Any]
@@ -84,164 +31,113 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
-        """Read a file's header; its tensors are not read.
+        """Read a file's header, and those of its other parts; their tensors are not read.
 
-        Raises CheckpointError for a file that is missing, damaged, big-endian, one part of several, of an
-        unknown version, or with tensors of an unsupported type.
+        Raises CheckpointError for a file that is missing, damaged, big-endian, of an unknown version, or with
+        tensors of an unsupported type; for parts that are missing or of different models.
         """
-        try:
-            with path.open("rb") as stream:
-                size = stream.seek(0, 2)
-                stream.seek(0)
-                found = _Header(path, stream, size).read()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}", seen=error, fix="check that it is there") from error
-        parts = found.metadata.get("split.count", 1)
-        if isinstance(parts, int) and parts > 1:
-            fix = "merge the parts with llama.cpp's llama-gguf-split"
-            raise CheckpointError(f"{path} is one part of a model", seen=f"split.count {parts}", fix=fix)
-        return found
+        header = Header.read(path)
+        count = header.metadata.get(_COUNT, 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise CheckpointError(
+                f"unsupported {_COUNT} in {path}", seen=count, allowed="1 or more", fix=AGAIN
+            )
+        return cls(path, header.metadata, header.tensors) if count == 1 else _joined(path, count)
 
-    def blocks(self, name: str) -> np.ndarray:
-        """The bytes of a tensor, uint8 [rows, bytes per row]; one of one dimension is one row."""
+    def blocks(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """The bytes of a tensor's rows from ``start`` to ``stop`` (None: all), uint8 [rows, bytes per row];
+        a tensor of one dimension is one row.
+        """
         tensor = self.tensors[name]
+        rows = (tensor.num_rows if stop is None else stop) - start
+        size = tensor.num_bytes // tensor.num_rows
         try:
-            found = np.fromfile(self.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+            found = np.fromfile(tensor.path, np.uint8, rows * size, offset=tensor.offset + start * size)
         except OSError as error:
-            raise CheckpointError(f"cannot read {self.path}", seen=error, fix=_AGAIN) from error
-        if found.size != tensor.num_bytes:
-            raise CheckpointError(f"{self.path} was truncated while it was read", seen=name, fix=_AGAIN)
-        return found.reshape(math.prod(tensor.shape[:-1]), -1)
+            raise CheckpointError(f"cannot read {tensor.path}", seen=error, fix=AGAIN) from error
+        if found.size != rows * size:
+            raise CheckpointError(f"{tensor.path} was truncated while it was read", seen=name, fix=AGAIN)
+        return found.reshape(rows, size)
 
 
 def is_gguf(path: Path) -> bool:
     """Whether a path is meant as such a file; it may not be there."""
-    return path.suffix.lower() == SUFFIX and not path.is_dir()
+    return is_suffixed(path.name) and not path.is_dir()
 
 
-class _Header:
-    """The front of a file, read in order; every count is checked against what is left of the file."""
+def gguf_at(path: Path) -> Path | None:
+    """The GGUF file that a path means: the file, or the first one of the only model in a folder without other
+    weights; None: neither.
 
-    def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
-        self._path = path
-        self._stream = stream
-        self._size = size
-        self._place = 0
+    Raises NoSuchPathError for a folder with several models.
+    """
+    if is_gguf(path):
+        return path
+    names = list_files(path) if path.is_dir() else []
+    if not only_gguf(names):
+        return None
+    models = models_of(names)
+    if len(models) > 1:
+        firsts = [files[0] for files in models]
+        what, fix = f"{path} has several GGUF models", f"give the path of one, {path / firsts[0]}"
+        raise NoSuchPathError(what, seen=shorten(firsts), allowed="one", fix=fix)
+    return path / next(name for name in models[0] if name in names)
 
-    def read(self) -> GgufFile:
-        self._check_version()
-        num_tensors, num_fields = self._scalar("Q"), self._scalar("Q")
-        self._check_count("tensors", num_tensors, _MOST_TENSORS, least=24)
-        self._check_count("metadata fields", num_fields, _MOST_FIELDS, least=13)
-        metadata: dict[str, Any] = {}
-        for _ in range(num_fields):
-            key = self._string("a metadata key")
-            if key in metadata:
-                raise self._damaged(f"{key} twice")
-            metadata[key] = self._value(key, self._scalar("I"))
-        stored = [self._tensor() for _ in range(num_tensors)]
-        alignment = metadata.get(_ALIGNMENT, 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise self._damaged(f"{_ALIGNMENT} {alignment}")
-        begin = -(-self._place // alignment) * alignment
-        tensors: dict[str, GgufTensor] = {}
-        for name, shape, kind, offset in stored:
-            if name in tensors:
-                raise self._damaged(f"tensor {name} twice")
-            tensors[name] = GgufTensor(shape, kind, begin + offset)
-        self._check_places(tensors)
-        return GgufFile(self._path, metadata, tensors)
 
-    def _check_version(self) -> None:
-        magic = self._stream.read(4)
-        self._place = 4
-        if magic == _MAGIC[::-1]:
-            raise self._big_endian()
-        if magic != _MAGIC:
-            raise CheckpointError(f"{self._path} is not a GGUF file", seen=magic, allowed=_MAGIC, fix=_AGAIN)
-        version = self._scalar("I")
-        if version and version & 0xFFFF == 0:
-            raise self._big_endian()
-        if version not in _VERSIONS:
-            fix = "convert the model again with a llama.cpp of today"
-            raise CheckpointError(
-                f"{self._path} has an unsupported GGUF version", seen=version, allowed=_VERSIONS, fix=fix
+def _joined(path: Path, count: int) -> GgufFile:
+    """All parts of the model that one of ``count`` parts belongs to."""
+    part = part_of(path.name)
+    if part is None or part.count != count:
+        raise CheckpointError(
+            f"{path} is one part of {count}, and its name does not say which",
+            seen=path.name,
+            allowed=f"NAME-00001-of-{count:05d}{SUFFIX}",
+            fix="give the parts the names that they were downloaded from",
+        )
+    paths = [path.with_name(name) for name in part.names()]
+    missing = [one.name for one in paths if not one.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"parts of {path} are missing ({len(missing)} of {count})",
+            seen=shorten(missing),
+            allowed=f"all {count} parts in {path.parent}",
+            fix="download them into the same folder",
+        )
+    headers = [Header.read(one) for one in paths]
+    for number, (one, header) in enumerate(zip(paths, headers, strict=True)):
+        seen = header.metadata.get(_NUMBER), header.metadata.get(_COUNT)
+        if seen != (number, count):
+            raise _of_different_models(one, f"{_NUMBER} {seen[0]}, {_COUNT} {seen[1]}", f"{number}, {count}")
+    return GgufFile(path, _metadata(paths, headers), _tensors(paths, headers))
+
+
+def _metadata(paths: Sequence[Path], headers: Sequence[Header]) -> dict[str, Any]:
+    """The first part's; where another repeats a key, both must agree."""
+    first = headers[0].metadata
+    for path, header in zip(paths[1:], headers[1:], strict=True):
+        for key, value in header.metadata.items():
+            if key in first and first[key] != value and key not in _OWN:
+                raise _of_different_models(path, f"{key} {str(value)[:80]}", str(first.get(key))[:80])
+    return first
+
+
+def _tensors(paths: Sequence[Path], headers: Sequence[Header]) -> dict[str, GgufTensor]:
+    """Of all parts, each once, and as many as the parts say."""
+    found: dict[str, GgufTensor] = {}
+    for path, header in zip(paths, headers, strict=True):
+        twice = [name for name in header.tensors if name in found]
+        if twice:
+            other = found[twice[0]].path.name
+            raise _of_different_models(
+                path, f"{shorten(twice, 3)}, which {other} has too", "each tensor once"
             )
+        found |= header.tensors
+    total = headers[0].metadata.get(_TENSORS, len(found))
+    if total != len(found):
+        raise _of_different_models(paths[0], f"{len(found)} tensors in all parts", f"{_TENSORS} {total}")
+    return found
 
-    def _big_endian(self) -> CheckpointError:
-        fix = "download the little-endian file, or convert it with `gguf_convert_endian.py` of llama.cpp"
-        return CheckpointError(f"{self._path} is a big-endian GGUF file", allowed="little-endian", fix=fix)
 
-    def _take(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
-        if count <= self._size - self._place and self._place + count > _MOST_BYTES:
-            raise self._damaged(f"more than {_MOST_BYTES >> 20} MiB of metadata")
-        found = self._stream.read(count) if count <= self._size - self._place else b""
-        if len(found) != count:
-            raise self._damaged(f"{count} bytes are needed at byte {self._place} of {self._size}")
-        self._place += count
-        return found
-
-    def _scalar(self, form: str) -> Any:
-        return struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))[0]
-
-    def _string(self, what: str) -> str:
-        text = self._take(self._scalar("Q"))
-        try:
-            return text.decode()
-        except UnicodeDecodeError as error:
-            raise self._damaged(f"{what} is not UTF-8: {text[:40]!r}") from error
-
-    def _value(self, key: str, kind: int) -> Any:
-        if kind == _STRING:
-            return self._string(key)
-        if kind in _SCALARS:
-            return self._scalar(_SCALARS[kind])
-        if kind != _ARRAY:
-            raise self._damaged(f"{key} of the unknown type {kind}")
-        inner, count = self._scalar("I"), self._scalar("Q")
-        if inner == _STRING:
-            self._check_count(f"values of {key}", count, _MOST_ITEMS, least=8)
-            return [self._string(key) for _ in range(count)]
-        if inner not in _SCALARS:
-            raise self._damaged(f"{key} is an array of the unsupported type {inner}")
-        form = f"<{_SCALARS[inner]}"
-        self._check_count(f"values of {key}", count, _MOST_ITEMS, least=struct.calcsize(form))
-        return np.frombuffer(self._take(count * struct.calcsize(form)), form).tolist()
-
-    def _tensor(self) -> tuple[str, tuple[int, ...], BlockType, int]:
-        """Name, shape, type and place of the next tensor, after the file's beginning of data."""
-        name = self._string("a tensor's name")
-        count = self._scalar("I")
-        if not 1 <= count <= _MOST_DIMS:
-            raise self._damaged(f"{name} has {count} dimensions")
-        dims = struct.unpack(f"<{count}Q", self._take(8 * count))
-        kind, offset = self._scalar("I"), self._scalar("Q")
-        if kind not in BLOCK_TYPES:
-            raise CheckpointError(
-                f"{self._path} has a tensor of an unsupported quantization type",
-                seen=f"{name}: {_OTHER_NAMES.get(kind, f'type {kind}')}",
-                allowed=", ".join(one.name for one in BLOCK_TYPES.values()),
-                fix="download the model in one of these types (Q4_K_M, Q8_0, …)",
-            )
-        found = BLOCK_TYPES[kind]
-        if min(dims) < 1 or dims[0] % found.values:  # the first dimension is the innermost
-            raise self._damaged(f"{name} of shape {list(dims)} as {found.name}")
-        return name, dims[::-1], found, offset
-
-    def _check_count(self, what: str, count: int, most: int, least: int) -> None:
-        """``least``: bytes that one of them takes at least."""
-        if count > most or count * least > self._size - self._place:
-            raise self._damaged(f"{count} {what} in a file of {self._size} bytes")
-
-    def _check_places(self, tensors: dict[str, GgufTensor]) -> None:
-        beyond = [
-            f"{name} (bytes {one.offset} to {one.offset + one.num_bytes})"
-            for name, one in tensors.items()
-            if one.offset + one.num_bytes > self._size
-        ]
-        if beyond:
-            raise self._damaged(f"{len(beyond)} tensors beyond its {self._size} bytes: {shorten(beyond, 3)}")
-
-    def _damaged(self, seen: str) -> CheckpointError:
-        return CheckpointError(f"{self._path} is truncated or damaged", seen=seen, fix=_AGAIN)
+def _of_different_models(path: Path, seen: str, allowed: str) -> CheckpointError:
+    what = f"{path} does not belong to the other parts"
+    return CheckpointError(what, seen=seen, allowed=allowed, fix=_ONE_MODEL)

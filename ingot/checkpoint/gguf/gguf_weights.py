@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ingot.checkpoint.gguf.gguf_config import EMBEDDING, FREQUENCIES, HEAD
-from ingot.checkpoint.gguf.gguf_file import GgufFile, GgufTensor
+from ingot.checkpoint.gguf.gguf_file import GgufFile
+from ingot.checkpoint.gguf.gguf_header import GgufTensor
 from ingot.checkpoint.packed_config import PackedFormat
 from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.errors import CheckpointError, to_install
@@ -27,7 +28,7 @@ BITS = {"Q8_0": 8, "Q4_0": 4}  # types whose values are whole multiples of one s
 GGUF_TYPES = {bits: kind for kind, bits in BITS.items()}
 _DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SCALE = "_scale"
-_AT_ONCE = 1 << 22  # values
+_AT_ONCE = 1 << 20  # values; the package needs several times their bytes
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODULES = {
     "attn_norm": "input_layernorm",
@@ -75,9 +76,9 @@ class GgufWeights:
         return dict(self._infos())
 
     def _infos(self) -> Iterator[tuple[str, TensorInfo]]:
-        file = self._file.path.name
         for name, own in self._own.items():
             stored = self._file.tensors[own]
+            file = stored.path.name
             if own not in self._kept:
                 dtype = _DENSE.get(stored.type.name)
                 kept = None if dtype else torch.float16  # what the scales are
@@ -87,19 +88,35 @@ class GgufWeights:
             yield name, TensorInfo((rows, columns), torch.int8, file)
             yield name + _SCALE, TensorInfo((rows, columns // GROUP), torch.float16, file)
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor or piece; CheckpointError where the ``gguf`` package is needed and missing."""
+    def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor or piece; CheckpointError where the ``gguf`` package is needed and missing.
+
+        ``dtype``: of a tensor that is widened; None, and where a value would overflow: fp32.
+        """
         own = self._own[name.removesuffix(_SCALE)]
-        stored, blocks = self._file.tensors[own], self._file.blocks(own)
+        stored = self._file.tensors[own]
         if own in self._kept:
-            scales, values = _pieces(stored, blocks)
+            scales, values = _pieces(stored, self._file.blocks(own))
             found = scales if name.endswith(_SCALE) else values
         elif stored.type.name in _DENSE:
-            found = torch.from_numpy(blocks).view(_DENSE[stored.type.name])
+            found = torch.from_numpy(self._file.blocks(own)).view(_DENSE[stored.type.name])
         else:
-            found = torch.from_numpy(_widened(stored, blocks))
+            found = self._widened(own, torch.float32 if dtype is None else dtype)
         found = found.reshape(*stored.shape[:-1], -1)
         return self._unturned(own, found).contiguous()
+
+    def _widened(self, own: str, dtype: torch.dtype) -> torch.Tensor:
+        """Values [rows, columns] of a quantized tensor, some rows at a time."""
+        stored = self._file.tensors[own]
+        found = torch.empty(stored.num_rows, stored.shape[-1], dtype=dtype)
+        step = max(_AT_ONCE // found.shape[1], 1)
+        for start in range(0, len(found), step):
+            rows = found[start : start + step]
+            values = _dequantized(stored, self._file.blocks(own, start, start + len(rows)))
+            rows.copy_(values)
+            if dtype != torch.float32 and not torch.equal(rows.isfinite(), values.isfinite()):
+                return self._widened(own, torch.float32)
+        return found
 
     def close(self) -> None:
         """Nothing is open between reads."""
@@ -155,8 +172,8 @@ def _pieces(stored: GgufTensor, blocks: np.ndarray) -> tuple[torch.Tensor, torch
     return scales, nibbles.to(torch.int8) - 8
 
 
-def _widened(stored: GgufTensor, blocks: np.ndarray) -> np.ndarray:
-    """fp32 values of a quantized tensor's blocks."""
+def _dequantized(stored: GgufTensor, blocks: np.ndarray) -> torch.Tensor:
+    """fp32 values of rows of blocks."""
     try:
         import gguf
     except ImportError as error:
@@ -164,10 +181,5 @@ def _widened(stored: GgufTensor, blocks: np.ndarray) -> np.ndarray:
             f"reading {stored.type.name} tensors of GGUF files needs the package gguf",
             fix=f"{to_install('gguf')} (or pip install gguf)",
         ) from error
-    kind = gguf.GGMLQuantizationType(stored.type.id)
-    found = np.empty((len(blocks), stored.shape[-1]), np.float32)
-    step = max(_AT_ONCE // found.shape[1], 1)  # the package needs as much again for what it widens at once
     with np.errstate(all="ignore"):  # what is not finite is refused by whoever reads it
-        for start in range(0, len(blocks), step):
-            found[start : start + step] = gguf.dequantize(blocks[start : start + step], kind)
-    return found
+        return torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType(stored.type.id)))

@@ -18,11 +18,14 @@ from ingot.building.dequantized import write_dequantized
 from ingot.building.int8_inputs import read_int8_inputs
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.checkpoint_writer import write_checkpoint
-from ingot.checkpoint.gguf.gguf_file import is_gguf
+from ingot.checkpoint.gguf.gguf_file import gguf_at
+from ingot.checkpoint.gguf.gguf_parts import GgufId
+from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
+from ingot.engine.manifest import is_engine
 from ingot.errors import RequestError
 from ingot.llm import LLM
 from ingot.measure.align.align_target import (
@@ -161,11 +164,9 @@ def align(
     target = find_target(str(engine), place, dtype)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
-        if is_openai(Path(reference)) or is_gguf(
-            Path(reference)
-        ):  # as the folder that Hugging Face's class reads
+        if (single := _single_file(reference)) is not None:  # as the folder that Hugging Face's class reads
             progress("unpacking the reference")
-            with open_checkpoint(Path(reference)) as checkpoint:
+            with open_checkpoint(single) as checkpoint:
                 reference = write_checkpoint(checkpoint, folder / "unpacked")
         source = open_reference(str(reference), original, target.path, target.build, place)
         check_same_model(target, source)
@@ -229,6 +230,16 @@ def _run(
     if not findings and first is None:
         findings = _explain(llm, _other_choices(greedy))
     return rows, greedy, stops, first, findings
+
+
+def _single_file(reference: str | Path) -> Path | None:
+    """The file of a reference that is OpenAI's or GGUF; None: it is a folder or an engine."""
+    path = Path(reference)
+    if is_openai(path) or is_engine(path):
+        return path if is_openai(path) else None
+    if not path.exists() and GgufId.of(str(reference)) is not None:
+        path = resolve_checkpoint(str(reference))
+    return gguf_at(path)
 
 
 def _quant_text(target: AlignTarget, source: Reference) -> str | None:
