@@ -34,7 +34,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def write_model(path: Path, shape: dict[str, int]) -> None:
-    """A LLaMA of random blocks: Q6_K for the embedding, the head, and half of the values and down products."""
+    """A LLaMA of random blocks: Q6_K for embedding, head, and half of the values and down products."""
     import gguf
 
     from tests.gguf.gguf_files import Kind, quantized

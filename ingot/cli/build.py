@@ -102,6 +102,8 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
         from ingot.building import builder
         from ingot.building.calibration.calibration_cache import cache_path
         from ingot.engine.manifest import Manifest
+        from ingot.engine.proof_file import read_proof
+        from ingot.engine.source_figures import errors_text
 
         metrics_to_prove = proving.metrics(
             str(checkpoint), flags.revision, flags.chat_template, flags.tokenizer
@@ -147,5 +149,8 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
     calibration = Manifest.read(path).calibration
     for site, ranges in [] if calibration is None else calibration.range_lines:
         stdout().print(f"  ranges of {site}: {ranges}", markup=False)
+    proof = read_proof(path)
+    if proof is not None and proof.claims.source is not None and proof.claims.source.errors:
+        stdout().print(f"  weight error: {errors_text(proof.claims.source.errors)}", markup=False)
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")

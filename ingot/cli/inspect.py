@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ingot.cli.opening import local_folder
 from ingot.cli.options.flags import AsJson, EnginePath, option
-from ingot.cli.terminal.console import print_facts, print_json, size_text, stdout
+from ingot.cli.terminal.console import print_facts, print_json, print_table, size_text, stdout
 from ingot.cli.terminal.metric_text import metric_line
 
 if TYPE_CHECKING:
@@ -21,13 +21,16 @@ _FEW = 12  # languages that are named
 def inspect(
     engine: EnginePath,
     as_json: AsJson = False,
-    tensors: Annotated[bool, option("List every tensor with its hash.", "--tensors")] = False,
+    tensors: Annotated[
+        bool, option("List every tensor with its hash, and each layer's error.", "--tensors")
+    ] = False,
 ) -> None:
     """Show what is inside an engine, or what a checkpoint would become.
 
     Reads no weights, so it finds no damage to them: `ingot verify` does.
     """
     from ingot.engine.engine_facts import describe
+    from ingot.engine.source_figures import percent
     from ingot.llm.sampling_defaults import default_params
 
     found = describe(local_folder(engine))
@@ -44,6 +47,12 @@ def inspect(
             shape = "x".join(map(str, tensor.shape))
             line = f"  {name:<{width}}  {tensor.dtype:<8} {shape:<16} {tensor.sha256 or ''}"
             stdout().print(line.rstrip(), markup=False)
+        errors = {} if found.proof is None else found.proof.errors
+        if errors:
+            from ingot.measure.side.text_table import Table
+
+            rows = tuple((name, percent(error)) for name, error in errors.items())
+            print_table(Table("error of the weights in fewer bits", ("layer", "relative error"), rows))
 
 
 def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:
@@ -86,6 +95,8 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
 
 
 def _proof(found: Description) -> Iterator[tuple[str, str]]:
+    from ingot.engine.source_figures import errors_text
+
     if found.proof is None:
         yield "proven by", f"nothing: {found.doubt}"
         return
@@ -94,6 +105,8 @@ def _proof(found: Description) -> Iterator[tuple[str, str]]:
     yield "proven by", f"Ingot {made.ingot} on {made.device}{when}, {made.dtype} weights"
     cases = (f"{name} {prompt}+{new}" for name, (prompt, new) in found.proof.cases.items())
     yield "golden cases", ", ".join(cases) + " (tokens of prompt + new)" if found.proof.cases else "none"
+    if found.proof.errors:
+        yield "weight error", errors_text(found.proof.errors)
     for metric in found.proof.metrics:
         yield metric_line(metric)
     if found.doubt is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,9 @@ class TensorFact(JsonConfig):
 
 @dataclass(frozen=True)
 class ProofFact(JsonConfig):
-    """A proof in short; ``verified``: when ``ingot verify`` last ended on this machine."""
+    """A proof in short; ``verified``: when ``ingot verify`` last ended on this machine; ``errors``: of the
+    weights in fewer bits, as of ``SourceFigures``.
+    """
 
     sha256: str
     made: ProofOrigin
@@ -50,6 +52,7 @@ class ProofFact(JsonConfig):
     metrics: tuple[Metric, ...]
     verified: str | None
     when: str | None = None
+    errors: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ def _proof_fact(folder: Path) -> ProofFact | None:
         proof.claims.metrics,
         note.time if note is not None and here else None,
         None if when is None else when.time,
+        {} if proof.claims.source is None else proof.claims.source.errors,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,11 +22,27 @@ _CPU_VALUES, _VALUES = 1 << 18, 1 << 24  # that are widened at once: a core's ca
 
 @dataclass
 class Off:
-    """By measure: the largest share of a limit, its row, and how many rows are beyond."""
+    """By measure: the largest share of a limit, its row, and how many rows are beyond.
+
+    ``error``: ‖stored - known‖ / ‖known‖ of the weight; None where it came in these values.
+    """
 
     shares: dict[str, float] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     beyond: dict[str, int] = field(default_factory=dict)
+    _squares: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def error(self) -> float | None:
+        if not self._squares:
+            return None
+        off, size = (math.fsum(part) for part in zip(*self._squares, strict=True))
+        return math.sqrt(off / size) if size else 0.0
+
+    def compare(self, stored: torch.Tensor, known: torch.Tensor) -> None:
+        """Some rows [n, K] of both."""
+        off, size = (part.double().square().sum() for part in (stored - known, known))
+        self._squares.append((float(off), float(size)))
 
     def add(self, measure: str, shares: torch.Tensor, start: int = 0) -> None:
         """Shares of rows from ``start`` on; NaN is beyond any limit."""
@@ -78,6 +95,7 @@ def judge_narrow(
             different = (grid.meant.flatten(1)[:, :columns] != wanted).any(1)
             off.add("stored", torch.where(different, torch.inf, 0.0), part.start)
             continue
+        off.compare(grid.meant.flatten(1)[:, :columns], wanted)
         own = None if slack is None else in_groups(slack, group)
         for measure, shares in judged(_cut(grid, blocks), blocks, rule, peak, own).items():
             off.add(measure, shares, part.start)

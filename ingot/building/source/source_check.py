@@ -282,6 +282,8 @@ class _Check:
         if "shift" in tensors:
             off.add("shift", self._shift(one, linear, tensors))
         self._found.add(f"{linear.scheme.name} {method}", name, off.shares)
+        if off.error is not None:
+            self._found.errors[one.path] = off.error
         for measure, share in off.shares.items():
             if not share <= 1:
                 where = off.where(measure, linear.out_features)
