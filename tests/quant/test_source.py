@@ -243,7 +243,8 @@ def test_figures_are_in_the_proof(source: Path, tmp_path: Path) -> None:
     assert set(rounded.worst) == {"scale", "range", "value"}
     assert 0.9 < rounded.worst["value"] <= 1
     assert figures == compared(engine, source).figures
-    assert len(json.dumps(figures.to_json())) < 600
+    assert len(figures.errors) == 8
+    assert len(json.dumps(figures.replace(errors={}).to_json())) < 600
 
 
 @pytest.fixture(scope="module")
