@@ -319,7 +319,8 @@ class ReferenceRun(Hooks):
             stored = scheme.stored(tensors, linear.in_features)
             pieces = (_widened(piece, x, arithmetic) for piece in row_pieces(stored, _CHUNK))
         by_blocks = self._witness is not None and scheme.form == "blocks"
-        y, noise = self._products(x, pieces, scheme.block_tensors(tensors).steps if by_blocks else None)
+        size = linear.out_features
+        y, noise = self._products(x, pieces, size, scheme.block_tensors(tensors).steps if by_blocks else None)
         if linear.has_bias:
             bias = self.weights[f"{name}.bias"].to(self.weights.device, arithmetic.dtype)
             y += bias if scheme.form == "blocks" else arithmetic.round(bias)  # in the shift it is fp32
@@ -329,11 +330,17 @@ class ReferenceRun(Hooks):
         return y
 
     def _products(
-        self, x: torch.Tensor, pieces: Iterable[torch.Tensor], blocks: BlockSteps | None
+        self, x: torch.Tensor, pieces: Iterable[torch.Tensor], size: int, blocks: BlockSteps | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x · Wᵀ of pieces of W; for products by ``blocks`` also their noise."""
+        """x · Wᵀ of pieces of W, ``size`` rows in all; for products by ``blocks`` also their noise."""
         if blocks is None:
-            return torch.cat([x @ piece.T for piece in pieces], dim=-1), None
+            # One tensor for all: small ones between the pieces would keep the heap from using a piece's room
+            # for the next one.
+            y, done = x.new_empty(*x.shape[:-1], size), 0
+            for piece in pieces:
+                y[..., done : done + len(piece)] = x @ piece.T
+                done += len(piece)
+            return y, None
         steps, zeros = (part.to(x) for part in (blocks.steps, blocks.zeros))
         found = [(x @ piece.T, block_noise(x, piece, steps, zeros, blocks.block)) for piece in pieces]
         y, noise = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
