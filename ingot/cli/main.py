@@ -55,6 +55,9 @@ class Verbs(TyperGroup):
             return super().make_context(info_name, args, parent, **extra)
         except _UsageError as error:
             raise _misuse(error, args) from None
+        except OSError as error:  # of --install-completion
+            print_error(_of_system(error), ())
+            raise typer.Exit(_FAILED) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in the order of ``_VERBS``; those with verbs of their own would come last."""
@@ -92,11 +95,15 @@ class Verbs(TyperGroup):
                 traceback.print_exc()
             if isinstance(error, OSError):  # a full disk, a file that may not be read
                 _forget_stdout()
-                error = IngotError(error.strerror or str(error), seen=error.filename)
+                error = _of_system(error)
             verb = self.get_command(ctx, ctx.invoked_subcommand or "")
             parts = [verb, *getattr(verb, "commands", {}).values()] if verb is not None else []
             print_error(error, {flag for part in parts for param in part.params for flag in param.opts})
             raise typer.Exit(_exit_code(error, ctx.invoked_subcommand)) from None
+
+
+def _of_system(error: OSError) -> IngotError:
+    return IngotError(error.strerror or str(error), seen=error.filename)
 
 
 def _misuse(error: Any, words: list[str], verb: str | None = None) -> typer.Exit:

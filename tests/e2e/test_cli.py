@@ -74,6 +74,16 @@ def test_completion_is_installed_for_the_shell_that_asks(tmp_path: Path) -> None
     assert done.stdout.splitlines()[-2:] == ["complete -o default -F _ingot_completion ingot", "transcribe"]
 
 
+def test_completion_that_cannot_be_installed_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".bashrc").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = ingot("--install-completion", "bash")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: Is a directory\n  seen: {tmp_path / '.bashrc'}")
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from ingot.cli.main import app\n"
