@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -203,7 +204,7 @@ def sweep(flags: SweepFlags) -> None:
         beside=tuple(sides[1:]),
         calib=None if flags.calib is None else str(flags.calib),
     )
-    done = False
+    done, before = False, _stored(out)
     try:
         with ends_once(), status_shown("starting") as say:
             from ingot.measure.bench.sweep.sweep_session import run_sweep
@@ -211,13 +212,22 @@ def sweep(flags: SweepFlags) -> None:
             run_sweep(wanted, out, quality=quality, fresh=flags.fresh, command=command_line(), say=say)
         done = True
     finally:
-        if not done:  # interrupted, or one side cannot be loaded: keep what there is
-            from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
-
-            if read_points(out / POINTS):
+        # Interrupted, or one side cannot be loaded: show what there is.
+        if not done and _stored(out) != before:
+            with suppress(ConfigError, OSError):  # the error that ended it counts
                 _write(out, no_png)
     if _finish(out, flags):
         raise typer.Exit(_FAILED)
+
+
+def _stored(out: Path) -> bytes:
+    """The points of a folder as they are in its file; empty without one."""
+    from ingot.measure.bench.sweep.sweep_store import POINTS
+
+    try:
+        return (out / POINTS).read_bytes()
+    except OSError:
+        return b""
 
 
 def _flags(fields: Iterable[str]) -> str:

@@ -31,6 +31,11 @@ def test_from_the_command_line_to_the_files(checkpoint: Path, tmp_path: Path) ->
     assert "<script" not in page
     shown = ingot("sweep", "--draw", "--out", out, "--no-png", "--json")
     assert json.loads(shown.stdout) == record
+    (out / "sweep.json").write_text("of an earlier version")
+    other = ("--new-tokens", 5, "--out", out, "--no-png")
+    refused = ingot("sweep", checkpoint, "--dtype=fp32", "--batch=1,2", *SMALL, *other)
+    assert "new_tokens 4, now 5" in refused.stderr
+    assert (out / "sweep.json").read_text() == "of an earlier version"  # nothing was measured
 
 
 def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
