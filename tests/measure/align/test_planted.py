@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_config(changes: dict[str, Any], stage: str, originals: dict[str, Path],
     folder = Path(shutil.copytree(originals["llama"], tmp_path / "other"))
     edit_config(folder, **changes)
     assert align(folder, originals["llama"], [IDS], steps=1, device="cpu").first_stage == stage
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("sliding_attention", 0), ("full_attention", 1)])
+def test_the_base_of_one_kind_of_layers(
+    kind: str, layer: int, originals: dict[str, Path], tmp_path: Path
+) -> None:
+    """Named with that kind's own base, at its first layer."""
+    folder = Path(shutil.copytree(originals["gemma3"], tmp_path / "other"))
+    ropes = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    wanted = ropes[kind] | {"rope_theta": 10000.0}
+    edit_config(folder, rope_parameters=ropes | {kind: wanted})
+    prompt = random_ids(40)
+    report = align(originals["gemma3"], folder, [prompt], steps=1, device="cpu")
+    assert report.first_stage == f"layers.{layer}.attention"
+    named = json.dumps(report_json(report), default=str)
+    assert f"the RoPE base is {ropes[kind]['rope_theta']:g}, the original's is 10000" in named
 
 
 def test_own_path_finds_weights(aligned: Aligned) -> None:

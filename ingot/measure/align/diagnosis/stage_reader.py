@@ -93,8 +93,7 @@ def read_attention(
 ) -> AttentionSpec:
     """Attention over tokens at ``positions`` [S], of which the first ``prompt_len`` are the prompt."""
     name = f"layers.{layer}.self_attn"
-    own = config.rope_of(layer)
-    rope = None if own is None else rope_spec(own, positions, prompt_len)
+    rope = None if config.rope is None else rope_spec(config.rope, positions, prompt_len)
     plain = plain_attention(config, layer, name, vectors(model), positions, None)
     qkv, qkv_bias = linear_tensors(model, f"{name}.qkv_proj")
     output, output_bias = linear_tensors(model, f"{name}.o_proj")
