@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
 from ingot.building.golden import golden_cases as golden
+from ingot.config.half_dtypes import HalfDtypes
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof_file import Proof, ProofOrigin, digest, read_proof
 from ingot.layers import attention, mlp, norm
@@ -92,7 +92,8 @@ class TestProven:
         self, built: Built, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In bf16 the engine is far from the fp32 proof, and within bf16's own noise."""
-        monkeypatch.setattr("ingot.engine.engine_loader.compute_dtype", lambda *_: torch.bfloat16)
+        own = HalfDtypes.of("bf16")
+        monkeypatch.setattr("ingot.engine.engine_loader.compute_dtypes", lambda *_: own)
         found = verify(built[kind], "cpu", note=False)
         assert (found.verdict, found.dtype) == ("proven", "bf16"), found.failures
         monkeypatch.setattr("ingot.proof.golden_replay.dtype_name", lambda _: "fp32")

@@ -52,3 +52,16 @@ def test_an_encoder_on_trial_is_short_and_takes_the_longest_input(tiny_engine: P
             assert encoded.isfinite().all()
             assert len(encoded.unique(dim=0)) == len(encoded), "windows that are copies of each other"
     assert encoder_steps(manifest.model.replace(wiring="none", encoder=None), limits) == []
+
+
+@pytest.mark.parametrize(("dtype", "encoder", "measured"), [("fp32", "fp16", False), ("fp16", "bf16", True)])
+def test_halves_of_two_sizes_share_no_tiles(
+    tiny_engine: Path, dtype: str, encoder: str, measured: bool
+) -> None:
+    """Tiles are measured for values of the decoder's size; an encoder of another has the defaults."""
+    manifest = Manifest.read(tiny_engine)
+    limits = manifest.build.replace(max_batch_size=1, max_seq_len=16, dtype=dtype, encoder_dtype=encoder)
+    found = tune_model(model_of(manifest), limits, CPU, ops=["layer_norm"], timer=NoTimer())  # type: ignore[arg-type]
+    keys = {choice.place.key for choice in found.choices}
+    assert ("m64_h32" in keys) == measured
+    assert {"m1_h32", "m16_h32"} <= keys
