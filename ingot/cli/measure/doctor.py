@@ -35,7 +35,7 @@ from ingot.config.quantization.scheme_table import (
     choosing,
     ladder_schemes,
     listed,
-    weight_only_schemes,
+    saves_time_only,
 )
 from ingot.errors import ConfigError
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 LIMIT = 64
 _NONE_HOLDS = 1
 _STARTS = listed(ladder_schemes(), "or")
-_TIMED = listed(name for name in ladder_schemes() if name not in weight_only_schemes())
-_EITHER = listed(name for name in ladder_schemes() if name in weight_only_schemes())
+_TIMED = listed(name for name in ladder_schemes() if saves_time_only(name))
+_EITHER = listed(name for name in ladder_schemes() if not saves_time_only(name))
 _GROUPED = listed(choosing("symmetric"))
 _METRIC = "kl_mean"
 _ENDS = (".yaml", ".yml")

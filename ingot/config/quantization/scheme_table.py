@@ -65,6 +65,7 @@ SCHEMES = {
         symmetric=(False,),
         activations=ACTIVATIONS[:1],
         rotation=(True, False),
+        wider="w8a16",
     ),
 } | {
     f"rptq-w{weight_bits}a{input_bits}": SchemeInfo(
@@ -101,6 +102,12 @@ def ladder_schemes() -> tuple[str, ...]:
     """The schemes that ``ingot doctor`` can start from, fewest bits first."""
     wider = (name for name, info in SCHEMES.items() if info.wider)
     return tuple(sorted(wider, key=lambda name: SCHEMES[name].weight_bits))
+
+
+def saves_time_only(scheme: str) -> bool:
+    """Whether a scheme takes as many bytes as the next wider one; blocks are of int8."""
+    info = SCHEMES[scheme]
+    return info.in_blocks or info.weight_bits == SCHEMES[info.wider].weight_bits
 
 
 def choosing(field: str) -> tuple[str, ...]:

@@ -209,6 +209,52 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
     assert first.tried == second.tried
 
 
+# --- w4a8 --------------------------------------------------------------------------------------------------
+
+
+def rotated(checkpoint: Path, samples: Path, quant: QuantConfig, budget: float = 10.0) -> Diagnosis:
+    return doctor(Wanted(str(checkpoint), quant, budget, device="cpu"), read_data(samples))
+
+
+@pytest.mark.stays("rotated-qwen2", "rotated-tied", "plain-qwen2")
+@pytest.mark.parametrize("kind", ["qwen2", "tied", "gpt2"])
+@pytest.mark.parametrize(
+    "quant", [QuantConfig("w4a8", 64), QuantConfig("w4a8", 64, rotation=False)], ids=["rotated", "plain"]
+)
+def test_a_layer_of_w4a8_costs_what_an_engine_with_it_costs(
+    kind: str, quant: QuantConfig, samples: Path, tmp_path: Path
+) -> None:
+    sizes = {} if kind == "gpt2" else {"hidden_size": 64, "intermediate_size": 96}
+    tied = {"tie_word_embeddings": True} if kind == "tied" else {}
+    config = tiny_config("llama" if kind == "tied" else kind, **sizes, **tied)
+    save_model(config, tmp_path / "hf", seed=3)
+    if kind == "gpt2" and quant.rotation:
+        with pytest.raises(ConfigError, match=r"cannot be rotated.*rotation: false"):
+            rotated(tmp_path / "hf", samples, quant)
+        return
+    found = rotated(tmp_path / "hf", samples, quant)
+    assert found.ladder == ("w4a8", "w8a16", "none")
+    for layer in (found.layers[place] for place in (1, 2, 3)):
+        own = quant.replace(scheme="none", layers={layer.name: "w4a8"})
+        other = kl_of(tmp_path / "hf", own, samples, tmp_path / layer.name)
+        assert layer.kl["w4a8"] == pytest.approx(other, rel=1e-4), layer.name
+        assert layer.num_bytes["w4a8"] < layer.num_bytes["w8a16"]
+
+
+def test_a_mix_of_w4a8_is_built(samples: Path, tmp_path: Path) -> None:
+    quant = QuantConfig("w4a8", 64)
+    save_model(tiny_config("llama", **WIDE), tmp_path / "hf", seed=3)
+    whole = rotated(tmp_path / "hf", samples, quant).uniform["w4a8"].measured
+    found = rotated(tmp_path / "hf", samples, quant, whole / 3)
+    assert found.chosen is not None
+    assert found.quant is not None
+    assert len({*found.chosen.schemes.values()}) > 1
+    assert (found.quant.rotation, found.quant.group) == (True, 64)
+    measured = kl_of(tmp_path / "hf", found.quant, samples, tmp_path / "mix")
+    assert measured == pytest.approx(found.chosen.measured, rel=1e-2)
+    assert measured <= whole / 3 * 1.01
+
+
 # --- RPTQ --------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +325,7 @@ def test_rptq_from_the_terminal_to_an_engine(opt: Path, samples: Path, calib: Pa
         (("--budget", "ppl=1"), "kl_mean=X"),
         (("--quant", "w5a16"), "unknown quantization scheme"),
         (("--quant", "none"), "nothing to choose"),
-        (("--quant", "w4a8"), "doctor does not support this scheme"),
+        (("--quant", "w4a8", "--group-size", "32"), "unsupported group size"),
         (("--quant", "rptq-w8a8"), "this scheme needs calibration data"),
         (("--calib-samples", "4"), "this scheme uses no calibration data"),
         (("--quant", "rptq-w8a8", "--calib", "absent.jsonl"), "absent.jsonl"),

@@ -145,3 +145,11 @@ def test_the_file_reads_as_it_was_written(quant: QuantConfig, tmp_path: Path) ->
     path.write_text(text, encoding="utf-8")
     assert text.startswith("# one line\n# two\n# lines: - [odd\nscheme: ")
     assert read_quant(str(path)) == quant
+
+
+def test_a_mix_keeps_what_was_asked_for_w4a8() -> None:
+    asked = QuantConfig("w4a8", 64, rotation=False)
+    schemes = dict.fromkeys(names(4), "w4a8") | {"layers.2.mlp.down_proj": "w8a16"}
+    found = mixed(schemes, asked)
+    assert found == asked.replace(layers={"layers.2.mlp.down_proj": "w8a16"})
+    assert mixed(dict.fromkeys(names(4), "w8a16"), asked) == QuantConfig("w8a16")

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ingot.config.half_dtypes import in_encoder
+from ingot.config.quantization.scheme_table import saves_time_only
 from ingot.config.units import size_text
 from ingot.measure.evaluate.doctor.doctor_session import BYTES, TIME, Diagnosis, Layer, LayerCosts
-from ingot.measure.evaluate.doctor.precision_options import DENSE, saves_time_only
+from ingot.measure.evaluate.doctor.precision_options import DENSE
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, operator
 from ingot.measure.side.text_table import Table, percent, score
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ingot.building.calibration.calibrate import dense_model
 from ingot.building.calibration.calibration_data import SAMPLES, SampleFile
 from ingot.building.calibration.quantize import warn_of_few
 from ingot.building.calibration.rptq_alone import calibrated_alone
@@ -24,7 +23,7 @@ from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, BuildConfig
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.config.quantization.scheme_table import SCHEMES
+from ingot.config.quantization.scheme_table import SCHEMES, saves_time_only
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assembly import Assembly, build_config
 from ingot.engine.engine_text import read_text_parts
@@ -39,7 +38,6 @@ from ingot.measure.evaluate.doctor.precision_options import (
     StoredForm,
     ladder_of,
     options_of,
-    saves_time_only,
 )
 from ingot.measure.evaluate.doctor.precision_probe import PrecisionProbe, Text
 from ingot.measure.evaluate.doctor.scheme_patterns import mixed
@@ -131,6 +129,7 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
     """The ladder of schemes, or ConfigError if the values cannot be combined."""
     quant = wanted.quant
     plain = QuantConfig(quant.scheme, quant.group, quant.symmetric)
+    plain = plain.replace(rotation=quant.rotation)
     if quant.in_blocks:
         plain = plain.replace(method=quant.method, rptq=quant.rptq)
     if quant != plain:
@@ -195,10 +194,12 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
                 fix="give the original checkpoint",
             )
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        assembly = Assembly.of(source, build, QuantConfig())
+        # Layers in the engine's dtype; where the scheme is rotated, after the rotation.
+        kept = wanted.quant.replace(layers={"*": DENSE}) if wanted.quant.rotation else QuantConfig()
+        assembly = Assembly.of(source, build, kept)
         samples = samples_of(source, assembly.model_config, data, wanted.reading)
         layers = options_of(assembly, wanted.quant, ladder)
-        dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source)
+        dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source, device=device)
         num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
         if device.type == "cpu":
             _expect_room(assembly, samples.texts, sum(one.num_weights for one in layers if wanted.calib))
@@ -213,7 +214,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         try:
             with torch.inference_mode(), steady_threads(num_bytes, device):
                 layers = _calibrated(wanted, layers, source, build, device, progress)
-                probe = PrecisionProbe(dense_model(assembly), load, samples.texts, device, dtype)
+                probe = PrecisionProbe(assembly.model, load, samples.texts, device, dtype)
                 return _Session(wanted, ladder, layers, probe, progress).run(facts)
         except torch.OutOfMemoryError:
             raise OutOfMemoryError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
-from ingot.config.quantization.scheme_table import SCHEMES, choosing, ladder, ladder_schemes
+from ingot.config.quantization.scheme_table import choosing, ladder, ladder_schemes
 from ingot.engine.assembly import Assembly
 from ingot.errors import ConfigError
 from ingot.layers.linear import linears
@@ -24,10 +24,10 @@ class StoredForm:
     scheme: LinearScheme
     tensors: Mapping[str, torch.Tensor] | None = None
 
-    def of(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors for a weight [N, K] in the engine's dtype, on its device."""
+    def of(self, weight: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The tensors for a weight [N, K], which a build casts to ``dtype`` first, on its device."""
         if self.tensors is None:
-            return self.scheme.pack(weight, None)
+            return self.scheme.pack(weight.float() if self.scheme.packs_fp32 else weight.to(dtype), None)
         return {leaf: tensor.to(weight.device) for leaf, tensor in self.tensors.items()}
 
 
@@ -53,12 +53,6 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
     return found[: found.index(up_to) + 1]
 
 
-def saves_time_only(scheme: str) -> bool:
-    """Whether a scheme takes as many bytes as the next wider one, so that it can only save time."""
-    info = SCHEMES[scheme]
-    return info.in_blocks or info.weight_bits == SCHEMES[info.wider].weight_bits  # blocks are of int8
-
-
 def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) -> list[LayerOptions]:
     """The linear layers of the decoder's layers, in order; groups and symmetry of 4 bits as ``asked``."""
     layers: dict[str, LayerOptions] = {}
@@ -68,6 +62,8 @@ def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) ->
             quant = asked
         elif scheme in choosing("group"):
             quant = quant.replace(group=asked.group, symmetric=asked.symmetric)
+        if scheme in choosing("rotation"):
+            quant = quant.replace(rotation=asked.rotation)
         model = assembly.architecture.empty_model(assembly.model_config, assembly.build, quant)
         for name, linear in linears(model).items():
             layer = layers.setdefault(name, LayerOptions(name, linear.in_features * linear.out_features))

@@ -176,7 +176,7 @@ class PrecisionProbe:
         try:
             for name, form in schemes.items():
                 weight = self._weights[f"{name}.weight"]
-                tensors = form.of(weight.to(self._dtype))
+                tensors = form.of(weight, self._dtype)
                 read = form.scheme.dequantize(tensors, weight.shape[1], torch.float32)
                 self._weights.changed[f"{name}.weight"] = read
                 if form.scheme.rounds:

@@ -20,8 +20,8 @@ _STACK_OF = re.compile(r"\.\d+\..*")
 
 
 def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
-    """The config with these schemes at these linear layers, ``layers.N.…`` and ``encoder.layers.N.…``; group
-    and symmetry, and RPTQ's options and method, are those of ``asked``.
+    """The config with these schemes at these linear layers, ``layers.N.…`` and ``encoder.layers.N.…``; group,
+    symmetry and rotation, and RPTQ's options and method, are those of ``asked``.
 
     The most frequent scheme is the config's. Patterns for an encoder, for operators, for whole layers and for
     single ones follow, each where it takes fewer lines than the names it stands for.
@@ -36,6 +36,8 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
     found = QuantConfig(scheme, layers=layers)
     if any(own in choosing("group") for own in found.schemes):
         found = found.replace(group=asked.group, symmetric=asked.symmetric)
+    if any(own in choosing("rotation") for own in found.schemes):
+        found = found.replace(rotation=asked.rotation)
     if found.in_blocks:
         found = found.replace(method=asked.method, rptq=asked.rptq)
     assert all(_named(found, name) == own for name, own in schemes.items()), found
