@@ -213,7 +213,7 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
 
 
 def rotated(checkpoint: Path, samples: Path, quant: QuantConfig, budget: float = 10.0) -> Diagnosis:
-    return doctor(Wanted(str(checkpoint), quant, budget, device="cpu"), read_data(samples))
+    return doctor(Wanted(str(checkpoint), quant, budget, "bytes", device="cpu"), read_data(samples))
 
 
 @pytest.mark.stays("rotated-qwen2", "rotated-tied", "plain-qwen2")
