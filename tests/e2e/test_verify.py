@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from ingot import LLM, build
 from ingot.building.golden import golden_cases as golden
 from ingot.config.half_dtypes import HalfDtypes
+from ingot.engine.engine_loader import Engine
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof_file import Proof, ProofOrigin, digest, read_proof
 from ingot.layers import attention, mlp, norm
@@ -96,7 +97,7 @@ class TestProven:
         monkeypatch.setattr("ingot.engine.engine_loader.compute_dtypes", lambda *_: own)
         found = verify(built[kind], "cpu", note=False)
         assert (found.verdict, found.dtype) == ("proven", "bf16"), found.failures
-        monkeypatch.setattr("ingot.proof.golden_replay.dtype_name", lambda _: "fp32")
+        monkeypatch.setattr(Engine, "dtypes", HalfDtypes.of("fp32"))
         failed = verify(built[kind], "cpu", note=False)
         assert failed.verdict == "failed"
         assert failed.first_bad_module == "layers.0.self_attn"
