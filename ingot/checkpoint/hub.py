@@ -129,9 +129,14 @@ def small_files(names: Iterable[str]) -> list[str]:
 
 
 def _gguf_id(name: str | Path) -> GgufId | None:
-    """Files on the hub; None for a path, and where its first folder is here."""
+    """Files on the hub; None for a path, where its first folder is here, and for no repository's name."""
     found = GgufId.of(name) if isinstance(name, str) else None
-    return None if found is None or Path(found.repo).parent.exists() else found
+    if found is None or Path(found.repo).parent.exists():
+        return None
+    with suppress(HFValidationError):
+        validate_repo_id(found.repo)
+        return found
+    return None
 
 
 def _resolve_gguf(wanted: GgufId, revision: str | None, cache_dir: Path | None, offline: bool) -> Path:
@@ -144,7 +149,7 @@ def _resolve_gguf(wanted: GgufId, revision: str | None, cache_dir: Path | None, 
         raise CheckpointError(
             f"{wanted.text} is not in the local cache, and it may not be downloaded",
             seen=shorten(here) if here else None,
-            fix="unset HF_HUB_OFFLINE; where only sizes are asked for, `ingot build` it or download it first",
+            fix="unset HF_HUB_OFFLINE; `ingot plan` downloads no weights: `ingot build` it first",
         )
     try:
         return _download_gguf(wanted, revision, cache_dir, _names(wanted.repo, revision))

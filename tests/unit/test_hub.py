@@ -88,7 +88,21 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["./none", "/none", "~/none/none", "a/b/c", "a b/c", "", "a/", "-x/y", "a..b"]
+    "name",
+    [
+        "./none",
+        "/none",
+        "~/none/none",
+        "a/b/c",
+        "a b/c",
+        "",
+        "a/",
+        "-x/y",
+        "a..b",
+        "a/bä:Q4",
+        "a/b--c:Q4",
+        "a/b:Q4:x",
+    ],
 )
 def test_neither_a_folder_nor_an_id(name: str) -> None:
     with pytest.raises(CheckpointError, match="neither an existing folder nor a Hugging Face id") as caught:
