@@ -129,6 +129,7 @@ def run(shape: str, name: str, gib: int, weights: Weights, device: torch.device)
     plan = ledger(setting_of(shape, name), Capacity(f"{gib} GiB", gib << 30))
     record: dict[str, Any] = {"shape": shape, "setting": name, "gib": gib, "planned": plan.fits}
     record |= {"planned_bytes": plan.needed, "planned_in_use": plan.used}
+    record["planned_gb"] = round(plan.used / 1e9, 2)
     on_gpu = device.type == "cuda"
     total = torch.cuda.mem_get_info(device)[1] if on_gpu else gib << 30
     runtime = capped_runtime(SETTINGS[name][2], gib, total)
@@ -162,6 +163,7 @@ def held(gib: int, device: torch.device) -> dict[str, Any]:
         "outside_allocator": outside_allocator(device),
         "in_use_at_end": in_use(device),
         "held_at_most": most,
+        "held_gb": round(most / 1e9, 2),
         "within_card": most <= gib << 30,
     }
 
