@@ -239,7 +239,8 @@ def test_a_lost_bias_explains_no_fault_of_the_engine_s_code(
     monkeypatch.setattr(search, "_searched", lambda _: iter(()))
     monkeypatch.setattr(search, "solved_biases", lambda *_: iter([right]))
     nothing: Any = None
-    found = search.explain(divergence("layers.0.attention", 0, 0), nothing, nothing)
+    config: Any = SimpleNamespace(rope_of=lambda _: None, replace=lambda **_: None)
+    found = search.explain(divergence("layers.0.attention", 0, 0), nothing, config)
     assert [one.culprit for one in found] == ([] if code else ["qkv_bias"])
 
 
