@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
     # any kernel is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.pop("INGOT_DEBUG", None)  # a traceback would be among what verbs print
+os.environ.pop("COLUMNS", None)  # of pytest's workers; verbs would break their tables at it
 
 # Test workers share the cores; threads that wait for each other cost more than they bring.
 torch.set_num_threads(1)

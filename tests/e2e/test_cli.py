@@ -79,7 +79,10 @@ def test_completion_that_cannot_be_installed_says_why(
 ) -> None:
     (tmp_path / ".bashrc").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    result = ingot("--install-completion", "bash")
+    monkeypatch.setattr(
+        "shellingham.detect_shell", lambda *_: ("bash", "bash")
+    )  # make's parents are no shells
+    result = ingot("--install-completion")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: Is a directory\n  seen: {tmp_path / '.bashrc'}")
 
