@@ -17,7 +17,7 @@ _NO_MODEL = ("mmproj", "imatrix")  # a picture encoder's, and statistics, beside
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """One part of a model, by its name: ``number`` from 1 to ``count``."""
 
     stem: str
@@ -67,13 +67,13 @@ def is_suffixed(name: str) -> bool:
     return name.lower().endswith(SUFFIX)
 
 
-def part_of(name: str) -> Part | None:
+def part_of(name: str) -> FilePart | None:
     """What a file's name says of its parts; None: it is no part's."""
     found = _PART.fullmatch(name)
     if found is None:
         return None
     number, count = int(found["number"]), int(found["count"])
-    return Part(found["stem"], number, count, name[-len(SUFFIX) :]) if 1 <= number <= count else None
+    return FilePart(found["stem"], number, count, name[-len(SUFFIX) :]) if 1 <= number <= count else None
 
 
 def models_of(names: Iterable[str]) -> list[list[str]]:

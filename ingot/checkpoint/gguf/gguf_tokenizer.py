@@ -30,7 +30,7 @@ _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True)
-class SplitRule:
+class WordSplit:
     """What ``tokenizer.ggml.pre`` stands for.
 
     Attributes:
@@ -48,17 +48,17 @@ class SplitRule:
     bos: bool = False
 
 
-_LLAMA3 = SplitRule(_WORDS % "{1,3}" + _SPACES, whole=True, bos=True)
+_LLAMA3 = WordSplit(_WORDS % "{1,3}" + _SPACES, whole=True, bos=True)
 _QWEN2 = _WORDS % "" + _SPACES
 SPLIT_RULES = {
-    "gpt-2": SplitRule(),
-    "gpt2": SplitRule(),
+    "gpt-2": WordSplit(),
+    "gpt2": WordSplit(),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "qwen2": SplitRule(_QWEN2, composed=True),
-    "deepseek-r1-qwen": SplitRule(_QWEN2, bos=True),
-    "smollm": SplitRule(digits=True),
+    "qwen2": WordSplit(_QWEN2, composed=True),
+    "deepseek-r1-qwen": WordSplit(_QWEN2, bos=True),
+    "smollm": WordSplit(digits=True),
 }
 
 
@@ -148,13 +148,13 @@ class _Tokens:
             raise _refused(self._file, f"{_KEY}{name}_token_id", found, f"< {len(self._texts)}")
         return None if found is None else self._texts[found]
 
-    def split_rule(self) -> SplitRule:
+    def split_rule(self) -> WordSplit:
         name = self._file.metadata.get(f"{_KEY}pre")
         if not isinstance(name, str) or name not in SPLIT_RULES:
             raise _refused(self._file, f"{_KEY}pre", name, ", ".join(SPLIT_RULES))
         return SPLIT_RULES[name]
 
-    def byte_level(self, rule: SplitRule, bos: bool) -> dict[str, Any]:
+    def byte_level(self, rule: WordSplit, bos: bool) -> dict[str, Any]:
         """tokenizer.json."""
         added = [i for i, kind in enumerate(self._types) if kind in (_UNKNOWN, _CONTROL, _ADDED)]
         plain = [i for i, kind in enumerate(self._types) if kind in (_NORMAL, _BYTE)]
@@ -261,7 +261,7 @@ class _Tokens:
             raise _refused(self._file, _KEY + name, f"{len(values)} values", f"{len(self._texts)}, as tokens")
 
 
-def _pre_tokenizer(rule: SplitRule) -> dict[str, Any]:
+def _pre_tokenizer(rule: WordSplit) -> dict[str, Any]:
     cut: dict[str, Any] = {"type": "Digits", "individual_digits": True}
     if rule.pattern is not None:
         pattern = {"Regex": rule.pattern}

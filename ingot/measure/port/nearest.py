@@ -19,7 +19,7 @@ from ingot.models.model_registry import ARCHITECTURES
 
 
 @dataclass(frozen=True)
-class Comparison(JsonConfig):
+class ConfigComparison(JsonConfig):
     """A checkpoint beside one architecture.
 
     Attributes:
@@ -45,7 +45,7 @@ class Comparison(JsonConfig):
         return f"{self.tensors.matched} of {len(self.tensors.tensors)} tensor patterns{rules}, {keys}"
 
 
-def compare(hf: Mapping[str, Any], patterns: Sequence[TensorPattern]) -> list[Comparison]:
+def compare(hf: Mapping[str, Any], patterns: Sequence[TensorPattern]) -> list[ConfigComparison]:
     """Every registered text decoder beside a checkpoint, the nearest first.
 
     Raises:
@@ -65,7 +65,7 @@ def compare(hf: Mapping[str, Any], patterns: Sequence[TensorPattern]) -> list[Co
 
 def _compared(
     architecture: Architecture, hf: Mapping[str, Any], patterns: Sequence[TensorPattern]
-) -> Comparison:
+) -> ConfigComparison:
     reading = read_with(architecture, hf)
     tensors = None
     if reading.config is not None:
@@ -74,4 +74,4 @@ def _compared(
         except (IngotError, ValueError, TypeError, LookupError):  # of a config that no model has
             tensors = None
     share = 0.0 if tensors is None else tensors.share
-    return Comparison(architecture.name, round((share + reading.known_share) / 2, 3), reading, tensors)
+    return ConfigComparison(architecture.name, round((share + reading.known_share) / 2, 3), reading, tensors)

@@ -16,7 +16,7 @@ from typing import Any
 from ingot.config.json_config import JsonConfig
 from ingot.errors import CheckpointError, ConfigError
 from ingot.measure.port.config_reading import MEANINGS, meaning_of
-from ingot.measure.port.nearest import Comparison
+from ingot.measure.port.nearest import ConfigComparison
 from ingot.measure.port.port_report import PortReport
 from ingot.measure.port.port_templates import MODEL, TEST
 from ingot.measure.port.tensor_matching import literal
@@ -82,7 +82,7 @@ def file_name(report: PortReport) -> str:
     return "ported_model"
 
 
-def open_points(nearest: Comparison) -> list[str]:
+def open_points(nearest: ConfigComparison) -> list[str]:
     """What keeps the port from being complete, one line each."""
     reading, tensors = nearest.reading, nearest.tensors
     points = []
@@ -106,7 +106,7 @@ def open_points(nearest: Comparison) -> list[str]:
     return points
 
 
-def model_text(report: PortReport, nearest: Comparison, name: str) -> str:
+def model_text(report: PortReport, nearest: ConfigComparison, name: str) -> str:
     """The architecture's file."""
     points, reading, tensors = open_points(nearest), nearest.reading, nearest.tensors
     rules = list(_rule_lines(tensors.rules if tensors else ()))
@@ -135,7 +135,7 @@ def model_text(report: PortReport, nearest: Comparison, name: str) -> str:
     return _filled(MODEL, values)
 
 
-def test_text(report: PortReport, nearest: Comparison, hf: Mapping[str, Any], name: str) -> str:
+def test_text(report: PortReport, nearest: ConfigComparison, hf: Mapping[str, Any], name: str) -> str:
     """Its parity test's file."""
     config = tiny_config(hf, nearest)
     lines = "".join(f"    {literal(key)}: {_value(value)},\n" for key, value in config.items())
@@ -143,7 +143,7 @@ def test_text(report: PortReport, nearest: Comparison, hf: Mapping[str, Any], na
     return _filled(TEST, {"name": name, "model_type": kind, "config": lines})
 
 
-def tiny_config(hf: Mapping[str, Any], nearest: Comparison) -> dict[str, Any]:
+def tiny_config(hf: Mapping[str, Any], nearest: ConfigComparison) -> dict[str, Any]:
     """The checkpoint's config.json with small sizes and without special tokens."""
     kept = [
         *nearest.reading.reads,
@@ -222,7 +222,7 @@ def _wrapped(names: Sequence[str]) -> str:
     return "".join(f"    # {_comment(name)}\n" for name in names)
 
 
-def _fields(nearest: Comparison) -> str:
+def _fields(nearest: ConfigComparison) -> str:
     """The fields that the nearest architecture fills in, as comments."""
     config = nearest.reading.config
     if config is None:

@@ -13,7 +13,7 @@ from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.config.json_config import JsonConfig
 from ingot.errors import CheckpointError
 from ingot.measure.port.module_order import ModuleOrder, module_order
-from ingot.measure.port.nearest import Comparison, compare
+from ingot.measure.port.nearest import ConfigComparison, compare
 from ingot.measure.port.tensor_patterns import tensor_patterns
 from ingot.models.architecture import Architecture
 from ingot.models.model_registry import find_architecture
@@ -39,7 +39,7 @@ class PortReport(JsonConfig):
     model_type: str | None
     registered: str | None = None
     refused: str | None = None
-    nearest: Comparison | None = None
+    nearest: ConfigComparison | None = None
     others: tuple[tuple[str, float], ...] = ()
     modules: ModuleOrder = _NOT_RUN
 
