@@ -12,7 +12,7 @@ from ingot.cli.terminal.console import print_json, stderr, stdout
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
-    from ingot.measure.port.nearest import Comparison
+    from ingot.measure.port.nearest import ConfigComparison
     from ingot.measure.port.port_report import PortReport
 
 _OUTPUT = "Write two files there: the architecture, with what matched and what is open, and its parity test."
@@ -68,7 +68,7 @@ def _lines(report: PortReport, points: list[str]) -> Iterator[str]:
     yield from (f"  {point}" for point in points)
 
 
-def _config_lines(nearest: Comparison) -> Iterator[str]:
+def _config_lines(nearest: ConfigComparison) -> Iterator[str]:
     reading, name = nearest.reading, nearest.architecture
     yield "\nconfig.json"
     yield f"  {name} reads: {_listed(reading.reads)}"
@@ -84,7 +84,7 @@ def _config_lines(nearest: Comparison) -> Iterator[str]:
     yield f"  without effect, or off: {_listed(reading.idle)}"
 
 
-def _tensor_lines(nearest: Comparison) -> Iterator[str]:
+def _tensor_lines(nearest: ConfigComparison) -> Iterator[str]:
     yield "\ntensors"
     if nearest.tensors is None:
         yield f"  not compared: {nearest.architecture} makes no model of this config.json"
