@@ -1,6 +1,6 @@
 """``python -m ingot`` is ``ingot``."""
 
-from ingot.cli.main import app
+from ingot.cli.start import start
 
 if __name__ == "__main__":
-    app(prog_name="ingot")
+    start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,3 +89,25 @@ except BaseException:
 def test_other_errors_pass() -> None:
     with pytest.raises(ValueError, match="plain"), ends_once():
         raise ValueError("plain")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_modules_load(ignored: bool) -> None:
+    """It ends the program without a traceback, unless a parent has it ignored."""
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'ingot.cli.main': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'default_int_handler'})\n"
+        "sys.argv = ['ingot', '--version']\n"
+        "from ingot.cli.start import start; start()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    if ignored:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
