@@ -50,31 +50,26 @@ def resolve_device(name: str | torch.device) -> torch.device:
 
 def expect_capability(device: torch.device) -> None:
     """Raise ``DeviceError`` on a GPU that is too old for the kernels."""
-    if device.type != "cuda":
-        return
-    found = torch.cuda.get_device_capability(device)
-    if found < _KERNELS_SINCE:
-        raise DeviceError(
-            "this GPU is too old for Ingot's kernels",
-            seen="{}, compute capability {}.{}".format(torch.cuda.get_device_name(device), *found),
-            allowed="{}.{} or later".format(*_KERNELS_SINCE),
-            field="device",
-            fix="`device=cpu`",
-        )
+    _expect_since(device, _KERNELS_SINCE, "this GPU is too old for Ingot's kernels", "device", "cpu")
 
 
 def expect_e4m3(device: torch.device) -> None:
     """Raise ``DeviceError`` on a GPU that cannot convert e4m3, so cannot have a KV cache in fp8."""
+    _expect_since(device, _E4M3_SINCE, "this GPU does not support an fp8 KV cache", "kv_dtype", "int8")
+
+
+def _expect_since(device: torch.device, since: tuple[int, int], what: str, field: str, instead: str) -> None:
+    """Raise ``DeviceError`` on a GPU with an older compute capability; ``instead`` is another ``field``."""
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
-    if found < _E4M3_SINCE:
+    if found < since:
         raise DeviceError(
-            "this GPU does not support an fp8 KV cache",
-            seen="compute capability {}.{}".format(*found),
-            allowed="{}.{} or later".format(*_E4M3_SINCE),
-            field="kv_dtype",
-            fix="`kv_dtype=int8`",
+            what,
+            seen="{}, compute capability {}.{}".format(torch.cuda.get_device_name(device), *found),
+            allowed="{}.{} or later".format(*since),
+            field=field,
+            fix=f"`{field}={instead}`",
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot import LLM, build
+from ingot import LLM, SamplingParams, build
 from ingot.checkpoint.checkpoint_reader import open_checkpoint, read_config
 from ingot.checkpoint.gguf.gguf_parts import GgufId, models_of, of_type
 from ingot.checkpoint.hub import resolve_checkpoint
@@ -174,12 +174,19 @@ def test_folders(parts: Path) -> None:
 
 
 def test_version_2_is_read(parts: Path) -> None:
-    """Its layout is that of version 3."""
+    """Its layout is that of version 3, and so are the answers."""
+
+    def answered() -> tuple[int, ...]:
+        with LLM(parts, "cpu") as llm:
+            params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+            return tuple(llm.generate([[5, 6, 7]], params)[0].token_ids)
+
+    third = answered()
     for name in PARTS:
         content = bytearray((parts / name).read_bytes())
         content[4:8] = struct.pack("<I", 2)
         (parts / name).write_bytes(content)
-    LLM(parts, "cpu").close()
+    assert answered() == third
 
 
 def test_names_of_models() -> None:

@@ -133,6 +133,7 @@ def test_a_gpu_without_e4m3_is_refused(
     capability: tuple[int, int], works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     wanted = torch.device("cuda", 0)
     empty = torch.empty
     monkeypatch.setattr(torch, "zeros", lambda shape, dtype, device: empty(shape, dtype=dtype))

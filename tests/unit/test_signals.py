@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ingot.cli.start import start
 from ingot.cli.terminal.signals import ends_once
 
 ENDINGS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
@@ -111,3 +112,15 @@ def test_ctrl_c_while_modules_load(ignored: bool) -> None:
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_ctrl_c_is_pythons_own_once_modules_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a verb cleans up; the early one would end the process at once."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    seen: list[object] = []
+    monkeypatch.setattr("ingot.cli.main.app", lambda **_: seen.append(signal.getsignal(signal.SIGINT)))
+    try:
+        start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.default_int_handler]
