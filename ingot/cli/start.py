@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from ingot.cli.terminal.held_signals import hold_signals_during
+
 _INTERRUPTED = 130
 
 
@@ -16,6 +18,7 @@ def start() -> None:
     from ingot.cli.main import app
 
     signal.signal(signal.SIGINT, usual)
+    hold_signals_during("torch")
     app(prog_name="ingot")
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ingot.cli.start import start
+from ingot.cli.terminal.held_signals import hold_signals_during
 from ingot.cli.terminal.signals import ends_once
 
 ENDINGS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
@@ -66,25 +70,71 @@ def test_a_second_signal_lets_clean_up_finish(native: str) -> None:
     assert done == ["cleaned up"]
 
 
-@pytest.mark.parametrize(("number", "ending"), ENDINGS)
-def test_a_signal_while_pytorch_is_imported_is_not_lost(
-    number: signal.Signals, ending: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = f"""import os
-try:
-    os.kill(os.getpid(), {int(number)})
-    whole = True
-except BaseException:
-    whole = False
-"""
-    (tmp_path / "torch.py").write_text(text)
+@pytest.fixture
+def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[signal.Signals], None]:
+    """Write a module ``native``, which gets a signal while it is imported, and hold signals during that."""
+
+    def write(number: signal.Signals) -> None:
+        text = f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\n    whole = True\n"
+        (tmp_path / "native.py").write_text(text + "except BaseException:\n    whole = False\n")
+        hold_signals_during("native")
+
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch")
-    done = []
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "native", raising=False)
+    return write
+
+
+@pytest.mark.parametrize(("number", "ending"), ENDINGS)
+def test_a_signal_during_an_import_arrives_after_it(
+    number: signal.Signals, ending: type[BaseException], native: Callable[[signal.Signals], None]
+) -> None:
+    native(number)
+
+    def work() -> None:
+        importlib.import_module("native")
+        time.sleep(10)
+        raise AssertionError("the signal was lost")
+
     with pytest.raises(ending), ends_once():
-        done.append("went on")
-    assert sys.modules["torch"].whole
-    assert not done
+        work()
+    assert sys.modules.pop("native").whole
+
+
+def test_a_signal_that_is_ignored_stays_ignored_during_an_import(
+    native: Callable[[signal.Signals], None],
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    native(signal.SIGINT)
+    try:
+        importlib.import_module("native")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        time.sleep(0.05)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.modules.pop("native").whole
+
+
+def test_the_terminal_holds_signals_while_pytorch_is_imported(tmp_path: Path) -> None:
+    """Of every verb: here of a new process, whose PyTorch is a module that gets Ctrl-C."""
+    code = "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\n"
+    (tmp_path / "torch.py").write_text(code)
+    program = (
+        "import sys, time\n"
+        "import ingot.cli.main as main\n"
+        "def app(**_):\n"
+        "    import torch\n"
+        "    time.sleep(10)\n"
+        "main.app = app\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from ingot.cli.start import start\n"
+        "try: start()\n"
+        "except KeyboardInterrupt: print('arrived')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "arrived\n"), done.stderr
 
 
 def test_other_errors_pass() -> None:

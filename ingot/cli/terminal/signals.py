@@ -28,11 +28,8 @@ def ends_once() -> Iterator[None]:
 
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        early = _import_torch()
         for each in before:
             signal.signal(each, end)
-        if early is not None:
-            end(early, None)
         yield
         if ending:
             raise ending[-1]
@@ -43,18 +40,6 @@ def ends_once() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def _import_torch() -> int | None:
-    """Import PyTorch; returns the signal that arrived meanwhile. PyTorch's native code imports NumPy, and
-    would drop the exception of a signal and go on without NumPy.
-    """
-    arrived: list[int] = []
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda number, frame: arrived.append(number))
-    import torch  # noqa: F401
-
-    return arrived[0] if arrived else None
 
 
 class StopOnInterrupt:

@@ -69,9 +69,12 @@ def _csv_rows(path: Path, field: str) -> Rows:
         raise ConfigError(what, seen=f"line {line}: {error.reason}", field=field) from None
     csv.field_size_limit(_MOST_LETTERS)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    spaced = f"{delimiter} " in text.partition("\n")[0]  # such a file has a space before each cell
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=spaced
+    )
     try:
-        header = next(reader, [])
+        header = [name.strip() for name in next(reader, [])]
         _check_header(path, header, field)
         line = reader.line_num + 1
         for row in reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ingot.config.build_config import NARROW_KV_DTYPES
-from ingot.measure.side.text_table import Table, number, numbers, percent, times
+from ingot.measure.side.text_table import Table, counted, number, numbers, percent, times
 
 Record = dict[str, Any]
 
@@ -85,7 +85,7 @@ def _latency(record: Record, side: Record) -> Table:
     ]
     title = (
         f"{_who(side)}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
-        f"{wanted['repeats']} repeats"
+        f"{counted(wanted['repeats'], 'repeat')}"
     )
     columns = ("batch", "TTFT ms", "p90", "decode ms", "p90", "all decode", "p90", "TTFT seen", "TPOT seen")
     rates = ("p90", "prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
@@ -118,7 +118,8 @@ def _caption(record: Record, side: Record) -> Table:
     ]
     title = (
         f"{_who(side)}: {wanted['pictures']} pictures, {wanted['prompt_tokens']} prompt tokens, "
-        f"{wanted['new_tokens']} new, {wanted['repeats']} repeats; the encoder of a batch and its parts in ms"
+        f"{wanted['new_tokens']} new, {counted(wanted['repeats'], 'repeat')}; "
+        "the encoder of a batch and its parts in ms"
     )
     columns = ("batch", "seconds", "pictures/s", "TTFT ms", "p90", "tok/s", "encoder", "pictures/s", *stages)
     return Table(title, columns, tuple(rows))
@@ -141,7 +142,7 @@ def _throughput(record: Record, side: Record) -> Table:
     ]
     title = (
         f"{_who(side)}: throughput, {load['requests']} requests, {load['prompt_tokens']:,} prompt tokens, "
-        f"{load['new_tokens']:,} new, {record['wanted']['repeats']} repeats"
+        f"{load['new_tokens']:,} new, {counted(record['wanted']['repeats'], 'repeat')}"
     )
     rates = ("load", "req/s", "output tok/s", "prompt tok/s", "seconds")
     waits = ("TTFT ms", "p90", "p99", "TPOT ms", "p90", "p99", "MFU")

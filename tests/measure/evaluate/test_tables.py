@@ -57,6 +57,18 @@ def test_a_table_of_articles(tmp_path: Path, name: str, comma: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_space_after_each_comma_belongs_to_no_cell(tmp_path: Path, end: str) -> None:
+    lines = ['"article", highlights ', 'A text, "Short, clear."', ""]
+    (item,) = read_data(csv_file(tmp_path, end.join(lines)), needs=question_check).items
+    assert (item.article, item.references) == ("A text", ("Short, clear.",))
+
+
+def test_a_space_in_a_cell_stays_where_the_header_has_none(tmp_path: Path) -> None:
+    (item,) = read_data(csv_file(tmp_path, "id,text\n1, a\n")).items
+    assert item.text == " a"
+
+
 def test_an_abstract_is_the_summary_of_an_article_alone() -> None:
     assert renamed_columns({"article": "a", "abstract": "b"}) == {"highlights": "abstract"}
     assert renamed_columns({"document": "a", "abstract": "b"})["highlights"] == "abstract"

@@ -8,7 +8,7 @@ from typing import Any
 from ingot.measure.bench.charts import COLORS, OTHER_COLOR, ChartMark, Panel, Series
 from ingot.measure.bench.sweep.sweep_line import DIED
 from ingot.measure.bench.sweep.sweep_record import lower_is_better, memory_gb, of_clips, of_requests, speed
-from ingot.measure.side.text_table import Table, number, numbers, percent, times
+from ingot.measure.side.text_table import Table, counted, number, numbers, percent, times
 
 Record = dict[str, Any]
 _SMALL_GB = 1.0
@@ -30,7 +30,7 @@ def sweep_lines(record: Record) -> list[str]:
         f"{shape['architecture']}: hidden {shape['hidden_size']}, {shape['num_layers']} layers, "
         f"{shape['num_heads']} heads, intermediate {shape['intermediate_size']}, "
         f"vocabulary {shape['vocab_size']}",
-        f"{_load(settings)}, {settings['repeats']} repeats; {record['method']}",
+        f"{_load(settings)}, {counted(settings['repeats'], 'repeat')}; {record['method']}",
         *_choice(settings),
         f"torch {found['torch']}, triton {found['triton'] or 'none'}, ingot {found['ingot']} "
         f"({commits}){cores}",
