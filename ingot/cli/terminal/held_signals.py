@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = _held(spec.loader.exec_module, fullname)  # type: ignore[method-assign]
+            spec.loader.exec_module = _held(spec.loader.exec_module, fullname)  # type: ignore[method-assign, assignment]
         return spec
 
 
