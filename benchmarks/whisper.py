@@ -3,7 +3,9 @@
 Windows are 30 seconds of noise, new ones in every run, since an encoder's output is kept. Every one takes
 exactly 50 tokens behind the prompt of an English transcript without timestamps, under the transcript's rules
 and with log-probabilities, as ``Transcriber`` asks. From raw samples on the host to ids on the host; "first"
-is the same with one token. The JSON holds command, machine, spreads and the seconds of every run. Part
+is the same with one token. "limit" is what this card allows for all windows at once: the encoder's operations
+at the rate of a product of 8192³, and a decode step per token that reads weights, keys and values once at
+the rate of the fastest way to read, both measured in the same process. The JSON holds command, machine, spreads and the seconds of every run. Part
 "trace" is one profiled run of all windows at once: how long the GPU was busy, and with what.
 
     python benchmarks/whisper.py small --json /tmp/small.fp16.json
@@ -18,6 +20,7 @@ narrow layers and few tokens anywhere: it tries the script, and its times mean n
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import itertools
 import json
@@ -38,9 +41,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM
 from ingot.audio.log_mel import WINDOW, features_by
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import StackConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
+from ingot.layers.decoder import Decoder
+from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.side.machine import machine
+from ingot.measure.side.step_work import Work, read_bytes
 from ingot.measure.side.timed_run import spread
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.speech.speech_options import TranscribeOptions
@@ -49,7 +57,7 @@ from ingot.text.prompt import Input, Prompt
 
 SHAPES = Path(__file__).parent / "shapes"
 NAMES = sorted(file.stem.removeprefix("whisper-") for file in SHAPES.glob("whisper-*.json"))
-PARTS = ("window", "windows", "step", "trace")
+PARTS = ("window", "windows", "step", "trace", "limit")
 MOST_KERNELS = 40  # of a trace
 TOKENS, AT_ONCE, GROUP = 50, 64, 8  # GROUP windows are read together
 FEW = {"tokens": 4, "at_once": 3}  # of --small
@@ -179,6 +187,49 @@ def figures(
     return found
 
 
+def limit(ours: Ours, count: int, load: Load) -> Row:
+    """Seconds that windows ``count`` at once take at the least; see the module."""
+    config, model = ours.llm.engine.manifest.model, ours.llm.engine.model
+    assert config.encoder is not None
+    ceiling = measure_ceiling(ours.device, model.dtype)
+    operations = count * encoder_operations(config)
+    work = Work.of(config, read_bytes(decoder_alone(model)), ours.llm.executor.runner.caches[0].keys.dtype)
+    context = config.encoder.max_positions + len(ours.frame) + load.tokens / 2
+    step = work.decode_bytes(count, context)
+    encode_s = operations / ceiling.matmul_tflop_s / 1e12
+    decode_s = load.tokens * step / ceiling.read_gb_s / 1e9
+    return {
+        "ceiling": ceiling.to_json(), "encoder_tflop": round(operations / 1e12, 3),
+        "step_gb": round(step / 1e9, 3), "encode_s": round(encode_s, 5), "decode_s": round(decode_s, 5),
+        "windows_per_s": round(count / (encode_s + decode_s), 2),
+    }  # fmt: skip
+
+
+def encoder_operations(config: DecoderConfig) -> float:
+    """Of one window: 2 per weight and row of every product, 4 per channel of a pair of positions; with each
+    decoder layer's keys and values.
+    """
+    assert config.encoder is not None
+    stack, rows = StackConfig.from_json(config.encoder.settings), config.encoder.max_positions
+    size, (mels, _) = stack.hidden_size, config.encoder.features
+    layer = 2 * rows * (4 * size**2 + 2 * size * stack.intermediate_size) + 4 * rows**2 * size
+    convolutions = 2 * 3 * rows * size * (2 * mels + size)
+    return convolutions + stack.num_layers * layer + config.num_layers * 4 * rows * size * config.kv_size
+
+
+def decoder_alone(model: Decoder) -> Decoder:
+    """The parts of a model that a decode step reads: no encoder, no keys and values of its outputs."""
+    found = copy.copy(model)
+    found._modules = {**model._modules, "encoder": None, "layers": torch.nn.ModuleList()}
+    for layer in model.layers:
+        alone = copy.copy(layer)
+        crossed = copy.copy(layer.encoder_attn)
+        crossed._modules = {**crossed._modules, "kv_proj": None}
+        alone._modules = {**layer._modules, "encoder_attn": crossed}
+        found.layers.append(alone)
+    return found
+
+
 def kernels(ours: Ours, count: int, load: Load) -> list[Row]:
     """Launches and µs of one decode step by kernel, the longest first: what all tokens take more than the
     first alone, of windows whose encoder outputs are kept.
@@ -278,6 +329,10 @@ def measured(given: argparse.Namespace, shape: Path) -> Row:
         record[part] = figures(ours.run, lambda samples: samples, counts[part], load, ours.device)
     if "step" in given.parts and ours.device.type == "cuda":
         record["step"] = {str(count): kernels(ours, count, load) for count in counts.values()}
+    if "limit" in given.parts and "windows" in record:
+        record["limit"] = limit(ours, load.at_once, load)
+        share = record["windows"]["windows_per_s"] / record["limit"]["windows_per_s"]
+        record["limit"]["share"] = round(share, 4)
     if "trace" in given.parts and ours.device.type == "cuda":
         record["trace"] = trace(ours, load.at_once, load)
     if given.against == "hf":
@@ -329,7 +384,10 @@ def show(record: Row) -> None:
     for name, found in [("", record), *(("Hugging Face: ", record[key]) for key in ("hf",) if key in record)]:
         for part in (part for part in ("window", "windows") if part in found):
             row = found[part]
-            print(f"{name}{row['windows']} windows: {row['all_s']['p50']:.4f} s, {row['windows_per_s']}/s")
+            print(f"{name}{row['windows']} windows: {row['all_s']['p50']:.4f} s, first {row['first_s']['p50']:.4f}, "
+                  f"{row['windows_per_s']}/s")  # fmt: skip
+    if "limit" in record:
+        print(json.dumps(record["limit"]))
 
 
 def narrowed(shape: Path, folder: Path) -> Path:
