@@ -2,8 +2,8 @@
 
 The recording is noise that swells at the rate of syllables, with a pause after every 5 to 12 seconds, in a
 WAV of 16 bits at 16 kHz. Stretches between pauses are what a voice detector would find; each chunk of them
-gets equally many tokens, 4 per second of the recording, greedy, under a transcript's rules. "read" is the file to
-samples, "chunks" the cutting, "transcribe" samples to text.
+gets equally many tokens, 4 per second of the recording, greedy, under a transcript's rules. "read" is the
+file to samples, "transcribe" samples to text.
 
     python benchmarks/hour_of_speech.py large-v3 --json /tmp/hour.json
     python benchmarks/hour_of_speech.py large-v3 large-v3-turbo --quant w8a8 --kv-dtype int8 --json /tmp/hour
@@ -144,7 +144,7 @@ def measured(given: argparse.Namespace, shape: Path) -> Row:
         path = Path(folder) / "hour.wav"
         write(path, spans, seconds)
         record |= {"chunks": len(chunks), "tokens_per_chunk": per_window}
-        llm.warm_up(list(range(1, given.batch + 1, 8)) + [given.batch], kinds=["transcript"])
+        llm.warm_up([*range(1, given.batch + 1, 8), given.batch], kinds=["transcript"])
         timed(transcriber, path, spans, options)
         runs = []
         for _ in range(given.repeats):

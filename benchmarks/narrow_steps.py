@@ -46,6 +46,8 @@ Key = tuple[str, int, int]  # linear, qkv or parts; outputs, inputs
 Choice = Tiles | None  # None: by the matrix library
 NAMES_MATRIX = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
 NAMES_STRAIGHT = ("BLOCK_N", "num_warps", "FRAGMENTS", "SPLITS")
+# fmt: off
+# ruff: noqa: E501
 ONE_INT8 = {
     "linear": [(16, 256, 1, 5, 0, 1), (16, 256, 2, 5, 0, 1), (16, 256, 4, 5, 0, 1), (16, 512, 2, 3, 0, 1),
                (16, 512, 4, 3, 0, 1), (32, 256, 4, 5, 0, 1), (32, 512, 4, 3, 0, 1), (16, 128, 2, 8, 0, 1),

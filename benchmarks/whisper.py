@@ -4,9 +4,10 @@ Windows are 30 seconds of noise, new ones in every run, since an encoder's outpu
 exactly 50 tokens behind the prompt of an English transcript without timestamps, under the transcript's rules
 and with log-probabilities, as ``Transcriber`` asks. From raw samples on the host to ids on the host; "first"
 is the same with one token. "limit" is what this card allows for all windows at once: the encoder's operations
-at the rate of a product of 8192³, and a decode step per token that reads weights, keys and values once at
-the rate of the fastest way to read, both measured in the same process. The JSON holds command, machine, spreads and the seconds of every run. Part
-"trace" is one profiled run of all windows at once: how long the GPU was busy, and with what.
+at the rate of a product of 8192³, then for every token weights, keys and values once at the rate of the
+fastest way to read, both measured in the same process. The JSON holds command, machine, spreads and the
+seconds of every run. Part "trace" is one profiled run of all windows at once: how long the GPU was busy, and
+with what.
 
     python benchmarks/whisper.py small --json /tmp/small.fp16.json
     python benchmarks/whisper.py tiny --dtype fp32 --against hf --json /tmp/tiny.fp32.json
@@ -384,8 +385,10 @@ def show(record: Row) -> None:
     for name, found in [("", record), *(("Hugging Face: ", record[key]) for key in ("hf",) if key in record)]:
         for part in (part for part in ("window", "windows") if part in found):
             row = found[part]
-            print(f"{name}{row['windows']} windows: {row['all_s']['p50']:.4f} s, first {row['first_s']['p50']:.4f}, "
-                  f"{row['windows_per_s']}/s")  # fmt: skip
+            all_s, first_s = row["all_s"]["p50"], row["first_s"]["p50"]
+            print(
+                f"{name}{row['windows']} windows: {all_s:.4f} s, first {first_s:.4f}, {row['windows_per_s']}/s"
+            )
     if "limit" in record:
         print(json.dumps(record["limit"]))
 

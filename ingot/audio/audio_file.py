@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ _CODECS = (
 )  # and all of PCM
 _MOST_STREAMS = 100
 _BLOCK = 1 << 20  # least values of a block, unless the format changes or the file ends
+_JOINED = 1 << 15  # least values of a joined frame, likewise: few enough for a core's cache
 _MISSING_SECONDS = 1.0  # that may be missing: some writers count a little more than they write
 _LONGEST_PACKET = 60.0  # seconds
 _PADDING_SECONDS = 0.2  # most that an encoder of AAC appends to a track
@@ -106,21 +108,40 @@ class AudioFile:
     def _blocks(self) -> Iterator[Block]:
         parts: list[np.ndarray] = []
         now, values = ("", 0, 0), 0
-        for frame in self._frames():
-            if not frame.samples:
-                continue
+        for frame in self._joined_frames():
             form = frame.format.name, frame.sample_rate, frame.layout.nb_channels
             if parts and (form != now or values >= _BLOCK):
                 yield _block(parts, *now)
                 parts, values = [], 0
-            if form != now:
-                self._check(*form[1:])
-                now = form
+            now = form
             parts.append(frame.to_ndarray())
             values += parts[-1].size
-            self._decoded += frame.samples / frame.sample_rate
         if parts:
             yield _block(parts, *now)
+
+    def _joined_frames(self) -> Iterator[AudioFrame]:
+        """Neighbours of one form as one frame: FFmpeg joins them in a fraction of NumPy's time. ``_decoded``
+        counts them; a form that is out of range is an error.
+        """
+        from av.audio.fifo import AudioFifo
+
+        now, joined = ("", 0, "", 0), AudioFifo()
+        for frame in self._frames():
+            if not frame.samples:
+                continue
+            form = frame.format.name, frame.sample_rate, frame.layout.name, frame.layout.nb_channels
+            if form != now:
+                if joined.samples:
+                    yield joined.read()
+                self._check(form[1], form[3])
+                now, joined = form, AudioFifo()
+            frame.pts = None  # the queue would check that times are continuous
+            joined.write(frame)
+            self._decoded += frame.samples / frame.sample_rate
+            if joined.samples * form[3] >= _JOINED:
+                yield joined.read()
+        if joined.samples:
+            yield joined.read()
 
     def seconds(self) -> float:
         """The length that the file states, or that of its packets."""
@@ -224,6 +245,7 @@ class AudioFile:
         import av
 
         packets = self._container.demux(*([] if self._kind == "matroska" else [self._track]))
+        bases: dict[int, Fraction] = {}
         while True:
             try:
                 packet: Any = next(packets, None)
@@ -236,7 +258,9 @@ class AudioFile:
             if packet is None:
                 return
             if packet.pts is not None:
-                self._reached = max(self._reached, float(packet.pts * packet.time_base) + _seconds(packet))
+                index = packet.stream_index
+                base = bases[index] if index in bases else bases.setdefault(index, packet.time_base)
+                self._reached = max(self._reached, _in_seconds(packet.pts, base) + _lasting(packet, base))
             if packet.stream_index == self._track.index:
                 yield packet
 
@@ -274,8 +298,17 @@ def _block(parts: list[np.ndarray], form: str, rate: int, channels: int) -> Bloc
     return Block(samples if form.endswith("p") else samples.reshape(-1, channels).T, rate)
 
 
+def _in_seconds(count: int, base: Fraction) -> float:
+    """``float(count * base)``, whose Fraction would take longer than a packet's other fields."""
+    return count * base.numerator / base.denominator
+
+
 def _seconds(packet: Any) -> float:
-    found = float((packet.duration or 0) * packet.time_base)
+    return _lasting(packet, packet.time_base)
+
+
+def _lasting(packet: Any, base: Fraction) -> float:
+    found = _in_seconds(packet.duration or 0, base)
     return found if found < _LONGEST_PACKET else 0.0  # FFmpeg says nearly 2**32 samples for a single page
 
 

@@ -14,7 +14,14 @@ import soxr
 import torch
 
 from ingot.audio import audio_file
-from ingot.audio.recording_samples import SUFFIXES, audio_seconds, read_audio, read_samples, samples_of_array
+from ingot.audio.recording_samples import (
+    SUFFIXES,
+    audio_seconds,
+    mixed,
+    read_audio,
+    read_samples,
+    samples_of_array,
+)
 from ingot.errors import RequestError
 from tests.audio_files import media, silent_film, wav
 
@@ -120,6 +127,39 @@ def test_blocks_are_resampled_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for values in (1, 1500, 44100 - 700):
         monkeypatch.setattr(audio_file, "_BLOCK", values)
         torch.testing.assert_close(read_audio(data), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["m4a", "webm", "mp3", "flac in ogg"])
+def test_joined_frames_have_the_samples_of_single_ones(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    container, codec, options = MEDIA[kind]
+    sound = np.random.default_rng(2).normal(size=(48000, 2)) * 0.1
+    data = media(sound, container, codec, 48000, options=options)
+    joined = read_samples(data)
+    monkeypatch.setattr(audio_file, "_JOINED", 1)
+    np.testing.assert_array_equal(read_samples(data), joined)
+    assert len(joined) == pytest.approx(16_000, abs=1200)
+
+
+def test_frames_are_joined_only_with_their_own_kind() -> None:
+    """MP3 may go from one channel to two, which FFmpeg reads on."""
+    parts = [np.random.default_rng(3).normal(size=(48000, count)) * 0.1 for count in (1, 2)]
+    data = b"".join(encoded(part, "MP3", 48000) for part in parts)
+    alone = [read_samples(encoded(part, "MP3", 48000)) for part in parts]
+    found = read_samples(data)
+    assert len(found) == pytest.approx(32_000, abs=2000)
+    assert abs(np.square(found).sum() / sum(np.square(one).sum() for one in alone) - 1) < 0.1
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 6])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_channels_are_averaged(channels: int, interleaved: bool) -> None:
+    values = np.random.default_rng(4).normal(size=(channels, 5000)).astype(np.float32)
+    given = np.ascontiguousarray(values.T).T if interleaved else values
+    found = mixed(given)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, values.astype(np.float64).mean(0), rtol=0, atol=1e-6)
+    if channels <= 2:
+        np.testing.assert_array_equal(found, values.mean(0))
 
 
 def flac_of(seconds: float) -> bytes:
