@@ -386,9 +386,8 @@ def show(record: Row) -> None:
         for part in (part for part in ("window", "windows") if part in found):
             row = found[part]
             all_s, first_s = row["all_s"]["p50"], row["first_s"]["p50"]
-            print(
-                f"{name}{row['windows']} windows: {all_s:.4f} s, first {first_s:.4f}, {row['windows_per_s']}/s"
-            )
+            rate = row["windows_per_s"]
+            print(f"{name}{row['windows']} windows: {all_s:.4f} s, first {first_s:.4f}, {rate}/s")
     if "limit" in record:
         print(json.dumps(record["limit"]))
 
