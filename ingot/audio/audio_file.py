@@ -15,6 +15,7 @@ from ingot.errors import RequestError, to_install
 
 if TYPE_CHECKING:
     from av import AudioFrame, AudioStream, Packet
+    from av.audio.fifo import AudioFifo
     from av.container import InputContainer
 
 PACKAGES = ("av", "soxr")
@@ -131,17 +132,15 @@ class AudioFile:
                 continue
             form = frame.format.name, frame.sample_rate, frame.layout.name, frame.layout.nb_channels
             if form != now:
-                if joined.samples:
-                    yield joined.read()
+                yield from _all_of(joined)
                 self._check(form[1], form[3])
                 now, joined = form, AudioFifo()
             frame.pts = None  # the queue would check that times are continuous
             joined.write(frame)
             self._decoded += frame.samples / frame.sample_rate
             if joined.samples * form[3] >= _JOINED:
-                yield joined.read()
-        if joined.samples:
-            yield joined.read()
+                yield from _all_of(joined)
+        yield from _all_of(joined)
 
     def seconds(self) -> float:
         """The length that the file states, or that of its packets."""
@@ -291,6 +290,13 @@ class _Unnamed:
 def _refuse(url: str, flags: int, options: object) -> Any:
     """Refuse to open a file that the recording names."""
     raise PermissionError("a recording may not name other files")
+
+
+def _all_of(queue: AudioFifo) -> Iterator[AudioFrame]:
+    """What is in the queue, as one frame; nothing if it is empty."""
+    frame = queue.read()
+    if frame is not None:
+        yield frame
 
 
 def _block(parts: list[np.ndarray], form: str, rate: int, channels: int) -> Block:
