@@ -21,7 +21,13 @@ from ingot.kernels.attention.prefill_attention import prefill_attention
 from ingot.kernels.cache.qkv_placement import HeadNorms, Placement, QkvHeads
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.kernel_checks import merge_tiles
-from ingot.kernels.tiles.prefill_tiles import default_tiles
+from ingot.kernels.tiles.prefill_tiles import (
+    HOPPER_TILES,
+    default_tiles,
+    is_hopper_tile,
+    most_parts,
+    on_hopper,
+)
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
@@ -121,14 +127,18 @@ class Attention(nn.Module):
                 tiles=tiles,
                 output=AttentionOutput(out, out_scales, steady),
                 listed=None if split is None else split.listed,
-                arrivals=None if split is None else batch.arrivals,
+                arrivals=batch.arrivals,
             )
         return out
 
     def tile_rows(self, max_query_len: int, cache: LayerCache, dtype: torch.dtype) -> int:
-        """Queries per tile of the prefill kernel for a request of so many, in ``dtype``."""
-        tiles = default_tiles(max_query_len, self.config.head_dim, dtype.itemsize, cache.scales is not None)
-        return merge_tiles(tiles, self.tiles_of(self.prefill_tiles, max_query_len, cache))["BLOCK_M"]
+        """Queries per tile of the prefill kernel in a captured step of so many, in ``dtype``."""
+        head_dim, heads, size = self.config.head_dim, self.config.num_heads, dtype.itemsize
+        chosen = self.tiles_of(self.prefill_tiles, max_query_len, cache)
+        hopper = on_hopper(cache.keys.device, head_dim, size) and is_hopper_tile(chosen or {})
+        parts = most_parts(heads, max_query_len, HOPPER_TILES["BLOCK_M"])
+        tiles = default_tiles(max_query_len, head_dim, size, cache.scales is not None, parts, hopper)
+        return merge_tiles(tiles, chosen)["BLOCK_M"]
 
     @staticmethod
     def tiles_of(table: TileTable, rows: int, cache: LayerCache) -> Mapping[str, int] | None:

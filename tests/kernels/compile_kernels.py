@@ -24,6 +24,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -33,6 +35,7 @@ from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
 from tests.kernels.compile_gemma2_cases import GEMMA2_CASES, GEMMA2_OVERLAPPING
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
+from tests.kernels.compile_hopper_cases import HOPPER_CASES
 from tests.kernels.compile_int4_cases import INT4_CASES
 from tests.kernels.compile_int8_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
@@ -40,7 +43,7 @@ from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | GPTQ_CASES | INT4_CASES | INT8_CASES | PACKED_CASES
 CASES |= GEMMA2_CASES
 OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | INT8_OVERLAPPING
-OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING
+OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING | HOPPER_CASES
 
 SMALL_SHARED = {86: 99 << 10, 89: 99 << 10}  # of GPUs whose launchers choose smaller tiles
 
@@ -94,6 +97,8 @@ def source_of(
         if isinstance(value, tuple):
             types = (typed((*path, place), item, False) for place, item in enumerate(value))
             return tuple(types)
+        if isinstance(value, GluonDescriptor):
+            return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)},{value.layout!r}>"
         if isinstance(value, TensorDescriptor):
             return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
         if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
@@ -104,7 +109,8 @@ def source_of(
 
     for index, parameter in enumerate(kernel.params):
         signature[parameter.name] = typed((index,), values[parameter.name], parameter.is_constexpr)
-    return ASTSource(kernel, signature, constants, attributes), options
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
+    return source(kernel, signature, constants, attributes), options
 
 
 def resources(cubin: bytes) -> dict[str, int]:

@@ -18,7 +18,8 @@ from typing import Any
 
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program may use
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
-WARPGROUP_KERNELS = {"packed_direct_kernel"}  # of GPUs with warpgroup products and descriptors
+# Of GPUs with warpgroup products and descriptors.
+WARPGROUP_KERNELS = {"hopper_attention_kernel", "packed_direct_kernel"}
 KERNELS = {
     "feed_tokens_kernel",
     "bin_scores_kernel",
@@ -29,6 +30,7 @@ KERNELS = {
     "dequantize_kernel",
     "expand_int8_kernel",
     "gptq_block_kernel",
+    "hopper_attention_kernel",
     "host_rows_kernel",
     "int8_matmul_kernel",
     "invariant_attention_kernel",

@@ -51,6 +51,7 @@ CASES = (
     "blocks 8 fp16 overlapping",
     "post-norm 3584 bf16 overlapping",
     "softcap 8 of 256000 bf16",
+    "hopper 32/8x128 bf16",
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
+from tests.kernels.compile_hopper_cases import HOPPER_CASES
 from tests.kernels.compile_report import (
     LIMIT,
     check_all_fit,
@@ -158,3 +159,13 @@ def test_gptq_rounds_every_step(rows: list[dict[str, Any]]) -> None:
     for row in found:
         names = set(row["arithmetic"])
         assert names == {"add.rn.f32", "div.rn.f32", "max.f32", "mul.rn.f32", "sub.rn.f32"}, row
+
+
+def test_prompt_attention_multiplies_by_warp_groups(rows: list[dict[str, Any]]) -> None:
+    """Nothing else multiplies or copies."""
+    found = [row for row in rows if row["kernel"] == "hopper_attention_kernel"]
+    assert len(found) == len(HOPPER_CASES)
+    for row in found:
+        assert row["products"], row
+        assert all(name.startswith("wgmma") for name in row["products"]), row
+        assert not [name for name in row["moves"] if name.startswith("copies")], row

@@ -54,16 +54,38 @@ def store_heads(
     or by static ones of STATIC columns each; with ``zero_ptr`` these are steps of BITS. Without ``scale_ptr``
     16 BITS put channels in the operand's order.
     """
-    channels = tl.expand_dims(tl.arange(0, wide.shape[AXIS]), 1 - AXIS)
+    channels = tl.arange(0, wide.shape[AXIS])
+    store_channels(wide, channels, out_ptr, scale_ptr, zero_ptr, like_ptr, rows, tl.expand_dims(heads, AXIS),
+                   wanted, HEAD_DIM, AXIS, STATIC, BITS)  # fmt: skip
+
+
+@triton.jit
+def store_channels(
+    wide: tl.tensor,
+    channels: tl.tensor,
+    out_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    like_ptr: tl.tensor,
+    rows: tl.tensor,
+    heads: tl.tensor,
+    wanted: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    AXIS: tl.constexpr,
+    STATIC: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """As :func:`store_heads`, by channels 0, 1, … along AXIS, and ``heads`` that broadcast to ``wide``."""
     places = out_ptr + tl.expand_dims(rows, AXIS) * HEAD_DIM
-    places += tl.expand_dims(operand_place(tl.arange(0, wide.shape[AXIS]), BITS == _ORDERED), 1 - AXIS)
+    places += tl.expand_dims(operand_place(channels, BITS == _ORDERED), 1 - AXIS)
+    channels = tl.expand_dims(channels, 1 - AXIS)
     mask = tl.expand_dims(wanted, AXIS) & (channels < HEAD_DIM)
     if scale_ptr is None:
         tl.store(places, wide.to(out_ptr.dtype.element_ty), mask=mask)
     else:
         wide = wide.to(like_ptr.dtype.element_ty).to(tl.float32)
         if zero_ptr is not None:
-            cols = tl.expand_dims(heads, AXIS) * HEAD_DIM
+            cols = heads * HEAD_DIM
             if STATIC % HEAD_DIM != 0:  # else a head lies in one block
                 cols = tl.where(channels < HEAD_DIM, cols + channels, cols)
             step, zero = tl.load(scale_ptr + cols // STATIC), tl.load(zero_ptr + cols // STATIC)

@@ -24,6 +24,7 @@ from ingot.kernels.attention.attention_arguments import (
     expect_attention,
     expect_queries,
 )
+from ingot.kernels.attention.hopper_attention import hopper_attention, serves
 from ingot.kernels.attention.int8_heads import end_constants, end_pointers, expect_out, store_heads
 from ingot.kernels.attention.prefill_parts import meet_parts, part_bounds
 from ingot.kernels.attention.prefill_reference import prefill_attention_reference
@@ -40,7 +41,7 @@ from ingot.kernels.kernel_checks import (
     runs_on_gpu,
 )
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
-from ingot.kernels.tiles.prefill_tiles import default_tiles
+from ingot.kernels.tiles.prefill_tiles import default_tiles, is_hopper_tile
 
 
 @triton.jit
@@ -262,7 +263,10 @@ def prefill_attention_triton(
     out, out_scales, _ = output
     tile_list, parts = (None, 0) if listed is None else listed
     kind = (q.element_size(), cache.scales is not None, parts)
-    choice = merge_tiles(default_tiles(max_query_len, head_dim, *kind), tiles)
+    hopper = is_hopper_tile(tiles or {}) and serves(q, cache, len(seq_lens))
+    choice = merge_tiles(default_tiles(max_query_len, head_dim, *kind, hopper=hopper), tiles)
+    if hopper and not parts and is_hopper_tile(choice):
+        return hopper_attention(q, cache, sequences, scoring, output, listed, arrivals)
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])

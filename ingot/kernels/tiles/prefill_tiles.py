@@ -5,7 +5,7 @@ default_tiles(max_query_len=512, head_dim=128, itemsize=2)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,15 +22,44 @@ TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
 LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
 LONG_CHUNK = 1024
 TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
+# On Hopper whole warp groups multiply 128 queries by 128 keys (hopper_attention.py), for requests of so many.
+HOPPER_TILES = {"BLOCK_M": 128, "BLOCK_N": 128, **_UNLIMITED, "num_stages": 2}
+HOPPER_HEADS = (64, 128)
+HOPPER_LEAST = 128
 LEAST_PART = 256  # keys per part of a tile: for fewer its sums are not worth writing and reading again
 
 
+def on_hopper(device: torch.device | None, head_dim: int, itemsize: int) -> bool:
+    """Whether a GPU has what hopper_attention.py needs, and queries fit it."""
+    if device is None or device.type != "cuda" or not fits_hopper(head_dim, itemsize):
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def fits_hopper(head_dim: int, itemsize: int) -> bool:
+    """Whether hopper_attention.py takes queries of such heads and bytes per value."""
+    return itemsize == 2 and head_dim in HOPPER_HEADS
+
+
+def is_hopper_tile(tiles: Mapping[str, int]) -> bool:
+    """Whether a choice is the one of hopper_attention.py."""
+    return all(tiles.get(name, size) == size for name, size in HOPPER_TILES.items() if "BLOCK" in name)
+
+
 def default_tiles(
-    max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False, parts: int = 0
+    max_query_len: int,
+    head_dim: int,
+    itemsize: int,
+    narrow: bool = False,
+    parts: int = 0,
+    hopper: bool = False,
 ) -> dict[str, int]:
     """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads, no
-    limit of registers for a cache in 8 bits (``narrow``), more warps to merge ``parts`` of wide heads.
+    limit of registers for a cache in 8 bits (``narrow``), more warps to merge ``parts`` of wide heads. With
+    ``hopper`` those of hopper_attention.py, but for short chunks and parts.
     """
+    if hopper and max_query_len >= HOPPER_LEAST and not parts:
+        return dict(HOPPER_TILES)
     if itemsize > 2:
         return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
     block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
@@ -69,8 +98,11 @@ def candidate_tiles(
     max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
 ) -> list[dict[str, int]]:
     """Tile choices worth measuring, the default first."""
-    default = default_tiles(max_query_len, head_dim, itemsize)
+    hopper = on_hopper(device, head_dim, itemsize)
+    default = default_tiles(max_query_len, head_dim, itemsize, hopper=hopper)
     others: list[dict[str, int]] = []
+    if is_hopper_tile(default):
+        return [default, default_tiles(max_query_len, head_dim, itemsize)]
     if itemsize == 2 and head_dim <= 128 and default["BLOCK_M"] == 64:
         wide = {"BLOCK_M": 128, "BLOCK_N": 64, "REGISTERS": 128, "num_warps": 8, "num_stages": 2}
         others = [dict(TILES_HALF), {**TILES_HALF, "num_stages": 3}, {**TILES_HALF, **LONG_TILES}, wide]
