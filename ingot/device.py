@@ -50,16 +50,23 @@ def resolve_device(name: str | torch.device) -> torch.device:
 
 def expect_capability(device: torch.device) -> None:
     """Raise ``DeviceError`` on a GPU that is too old for the kernels."""
-    _expect_since(device, _KERNELS_SINCE, "this GPU is too old for Ingot's kernels", "device", "cpu")
+    _expect_since(device, _KERNELS_SINCE, "this GPU is too old for Ingot's kernels", "device", "`device=cpu`")
 
 
 def expect_e4m3(device: torch.device) -> None:
     """Raise ``DeviceError`` on a GPU that cannot convert e4m3, so cannot have a KV cache in fp8."""
-    _expect_since(device, _E4M3_SINCE, "this GPU does not support an fp8 KV cache", "kv_dtype", "int8")
+    what = "this GPU does not support an fp8 KV cache"
+    _expect_since(device, _E4M3_SINCE, what, "kv_dtype", "`kv_dtype=int8`")
 
 
-def _expect_since(device: torch.device, since: tuple[int, int], what: str, field: str, instead: str) -> None:
-    """Raise ``DeviceError`` on a GPU with an older compute capability; ``instead`` is another ``field``."""
+def expect_fp8_products(device: torch.device, scheme: str) -> None:
+    """Raise ``DeviceError`` on a GPU that cannot multiply e4m3, so cannot run layers in ``scheme``."""
+    what = f"this GPU does not support fp8 products ({scheme})"
+    _expect_since(device, _E4M3_SINCE, what, "quant", "build with `quant=w8a8` or `quant=w8a16`")
+
+
+def _expect_since(device: torch.device, since: tuple[int, int], what: str, field: str, fix: str) -> None:
+    """Raise ``DeviceError`` on a GPU with an older compute capability."""
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
@@ -69,7 +76,7 @@ def _expect_since(device: torch.device, since: tuple[int, int], what: str, field
             seen="{}, compute capability {}.{}".format(torch.cuda.get_device_name(device), *found),
             allowed="{}.{} or later".format(*since),
             field=field,
-            fix=f"`{field}={instead}`",
+            fix=fix,
         )
 
 

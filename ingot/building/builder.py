@@ -36,6 +36,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assembly import Assembly, build_config, make_manifest
+from ingot.engine.engine_loader import expect_schemes
 from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, PROOF_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from ingot.engine.plan_file import plan_text, read_plan
@@ -121,7 +122,7 @@ def build(
         CheckpointError: the checkpoint cannot be read or does not fit its architecture.
         BuildError: the target cannot be written, or what was written is not what the checkpoint holds.
         ConfigError: an argument is out of range.
-        DeviceError: there is no such device, or it cannot measure (``tune``).
+        DeviceError: there is no such device, it is too old for a scheme, or it cannot measure (``tune``).
         OutOfMemoryError: the host lacks the memory.
     """
     target = Path(engine)
@@ -136,6 +137,7 @@ def build(
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
+        expect_schemes(assembly.quant, place)
         for note in assembly.notes(source):
             _log.warning("%s: %s", original, note)
         text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)

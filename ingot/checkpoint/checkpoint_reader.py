@@ -48,7 +48,7 @@ class Checkpoint:
         config, generation_config: the JSON files as they are; {} where there is no generation config.
         tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
         packed: the layers that are stored in fewer bits; None: there are none.
-        fp8: the layers in fp8; None: there are none.
+        fp8: the layers in fp8 that every build dequantizes; None: there are none.
         widened: by quantization type, how many tensors are dequantized in any build.
     """
 
@@ -185,7 +185,7 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in files else {}
     found = Checkpoint(folder, config, generation, _scan(folder, find_layout(folder, files)))
     form = packed_format(config, packed_files(folder, files))
-    if form is not None and form.floating:
+    if form is not None and not form.kept:
         found.fp8 = Fp8Weights(form, found.tensors, found.read_stored)
         found.tensors, found.widened = found.fp8.tensors, {"fp8": len(found.fp8.names)}
     elif form is not None:

@@ -1,7 +1,8 @@
 """compressed-tensors' ``float-quantized``: layers in fp8 (e4m3), presented as the weights that they mean.
 
 ``x.weight`` e4m3 [N, K] times ``x.weight_scale`` [N, 1], [1], or one per block of rows and columns. A scale
-of the input (``x.input_scale``) is left out: inputs keep the engine's dtype.
+of the input (``x.input_scale``) is left out: inputs keep the engine's dtype. Layers whose inputs have a scale
+per token are not here: packed_tensors.py keeps their values.
 """
 
 from __future__ import annotations
@@ -21,6 +22,22 @@ _FP8, _HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 Read = Callable[[str], torch.Tensor]
 
 
+def fp8_names(stored: Mapping[str, TensorInfo]) -> frozenset[str]:
+    """The weights in fp8; CheckpointError for none, or one without its scale."""
+    names = frozenset(name for name, info in stored.items() if info.dtype == _FP8)
+    lacks = [name + _SCALE for name in sorted(names) if name + _SCALE not in stored]
+    if lacks or not names:
+        what = f"fp8 weights lack their scales ({len(lacks)})" if lacks else "no weight is in fp8 (e4m3)"
+        raise CheckpointError(what, seen=shorten(lacks or list(stored)), fix=_AGAIN)
+    return names
+
+
+def half_of(tensors: Mapping[str, TensorInfo]) -> torch.dtype:
+    """The 16-bit dtype of most tensors, else bf16: what an engine of fp8 weights stores the others in."""
+    halves = Counter(info.dtype for info in tensors.values() if info.dtype in _HALVES)
+    return halves.most_common(1)[0][0] if halves else torch.bfloat16
+
+
 class Fp8Weights:
     """A checkpoint's tensors with the fp8 ones dequantized to fp32.
 
@@ -33,16 +50,11 @@ class Fp8Weights:
     def __init__(self, form: PackedFormat, stored: Mapping[str, TensorInfo], read: Read) -> None:
         self._form = form
         self._read = read
-        self.names = frozenset(name for name, info in stored.items() if info.dtype == _FP8)
-        lacks = [name + _SCALE for name in sorted(self.names) if name + _SCALE not in stored]
-        if lacks or not self.names:
-            what = f"fp8 weights lack their scales ({len(lacks)})" if lacks else "no weight is in fp8 (e4m3)"
-            raise CheckpointError(what, seen=shorten(lacks or list(stored)), fix=_AGAIN)
+        self.names = fp8_names(stored)
         idle = {f"{name}{_SCALE}" for name in self.names}
         idle |= {f"{name.removesuffix('weight')}input_scale" for name in self.names}
         self.tensors = {name: info for name, info in stored.items() if name not in idle}
-        others = Counter(info.dtype for info in self.tensors.values() if info.dtype in _HALVES)
-        default = others.most_common(1)[0][0] if others else torch.bfloat16
+        default = half_of(self.tensors)
         for name in self.names:
             info = stored[name]
             self.tensors[name] = TensorInfo(info.shape, torch.float32, info.file, default)

@@ -45,7 +45,7 @@ class PackedFormat:
         stored_zero: the zero that is stored as 0.
         whole_bytes: values are stored one per byte, not packed into words.
         activations: ``none``: they keep the engine's dtype; ``dynamic``, ``static``: as in ``QuantConfig``.
-        floating: values are fp8 (e4m3), which no scheme stores: weights are dequantized.
+        floating: values are fp8 (e4m3).
         tiles: (rows, columns) that share a scale, of fp8 in blocks.
     """
 
@@ -63,14 +63,19 @@ class PackedFormat:
     @property
     def replaceable(self) -> bool:
         """Whether a build may dequantize the values and choose others."""
-        return self.source in REPLACEABLE
+        return self.source in REPLACEABLE or self.floating
+
+    @property
+    def kept(self) -> bool:
+        """Whether a scheme stores the values as they are; otherwise every build dequantizes them."""
+        return not self.floating or (self.activations == "dynamic" and self.tiles is None)
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
         """The config of an engine with these values; ``dense``: layers that are not packed, → ``none``."""
-        if self.floating:
+        if not self.kept:
             return QuantConfig()
         return QuantConfig(
-            stored_as(self.bits, self.activations),
+            stored_as(self.bits, self.activations, floating=self.floating),
             self.group,
             self.symmetric,
             layers=dict(dense or {}),
@@ -253,7 +258,9 @@ def _weight_format(group: Any, form: str) -> PackedFormat:
 
 
 def _fp8(weights: Json, activations: Any) -> PackedFormat:
-    """``float-quantized``: e4m3 with a scale per row, layer or block; inputs of any fp8 kind or none."""
+    """``float-quantized``: e4m3 with a scale per row, layer or block; inputs of any fp8 kind or none, of
+    which those with a scale per token are kept.
+    """
     own = {
         key: weights.get(key) for key in ("type", "num_bits", "strategy", "symmetric", "dynamic", "actorder")
     }
@@ -269,12 +276,15 @@ def _fp8(weights: Json, activations: Any) -> PackedFormat:
         kind = isinstance(activations, Mapping) and (activations.get("type"), activations.get("num_bits"))
         if kind != ("float", 8):
             raise _refused("compressed-tensors activations beside fp8 weights", activations, "8-bit float")
+    by_token = bool(activations) and activations.get("dynamic") is True
+    by_token &= (activations or {}).get("strategy") in ("token", None)
     return PackedFormat(
         "compressed-tensors",
         8,
         0,
         symmetric=True,
         whole_bytes=True,
+        activations="dynamic" if by_token else "none",
         floating=True,
         tiles=(tiles[0], tiles[1]) if tiles else None,
     )

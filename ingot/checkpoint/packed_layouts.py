@@ -9,7 +9,7 @@ W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits values, the fir
 - compressed-tensors 0.20, pack-quantized: ``weight_packed`` [N, ⌈K / P⌉] along K, ``weight_zero_point``
   [⌈N / P⌉, groups] along N, both with the middle added; ``weight_scale`` [N, groups], [N, 1] or [1];
   ``weight_shape`` (N, K); ``weight_g_idx`` [K]. int-quantized: ``weight`` int8 [N, K], and of static
-  activations ``input_scale`` [1].
+  activations ``input_scale`` [1]. float-quantized: ``weight`` e4m3 [N, K].
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
 from ingot.errors import CheckpointError
 
+E4M3 = torch.float8_e4m3fn
 WORD_BITS = 32
 _NEAR = 0.25  # scales: no layer's values are as far from 0 on average, and of 1,024 values chance moves half
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -47,9 +48,9 @@ class PackedWeight:
     """A weight [N, K] in few bits: (values - zeros) · scales.
 
     Attributes:
-        values: uint8 [N, K].
+        values: uint8 [N, K], or e4m3.
         scales: [N], or [groups, N], as the checkpoint has them.
-        zeros: uint8 of the same shape; None: the middle of the values' range.
+        zeros: uint8 of the same shape; None: the middle of the values' range, of e4m3 0.
         order: int32 [K] where groups are of columns that are not neighbours: column j of ``values`` is the
             weight's column ``order[j]``; None: by column.
     """
@@ -69,7 +70,8 @@ class PackedWeight:
                 return part.repeat_interleave(self.group, 0)[: self.values.shape[1]].T
             return part[:, None] if part.dim() == 1 else part
 
-        zeros = torch.tensor(1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        middle = 0 if self.values.is_floating_point() else 1 << (self.bits - 1)
+        zeros = torch.tensor(middle) if self.zeros is None else self.zeros
         wide = (self.values.float() - beside(zeros.float())) * beside(self.scales.float())
         return (wide if self.order is None else wide[:, self.order.long().argsort()]).to(dtype)
 
@@ -134,13 +136,27 @@ def _gptq(packed: PackedFormat, pieces: Pieces) -> Parts:
 def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
     """The same of compressed-tensors, whose values and zeros are stored around 0."""
     middle = 1 << (packed.bits - 1)
-    if packed.whole_bytes:
+    kind = E4M3 if packed.floating else torch.int8
+    if packed.whole_bytes and pieces["weight"].dtype != kind and packed.source != "gguf":
+        raise CheckpointError(
+            "the weight is in another dtype than the quantization config says",
+            seen=pieces["weight"].dtype,
+            allowed=kind,
+            fix="download config.json and weights of one revision again",
+        )
+    if packed.floating:
+        values = pieces["weight"]
+    elif packed.whole_bytes:
         values = (pieces["weight"].to(torch.int16) + middle).to(torch.uint8)
     else:
         rows, columns = (int(size) for size in pieces["weight_shape"].tolist())
         values = _words(pieces["weight_packed"], packed.bits)[:rows, :columns]
     rows = values.shape[0]
     scales = pieces["weight_scale"]
+    if scales.numel() != 1 and scales.numel() % max(rows, 1):
+        raise CheckpointError(
+            "the scales do not fit the quantized values", seen=list(scales.shape), allowed=[rows, "groups"]
+        )
     scales = scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales.view(rows, -1)
     zeros = pieces.get("weight_zero_point")
     if packed.symmetric:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.checkpoint.checkpoint_files import shorten
+from ingot.checkpoint.fp8_weights import fp8_names, half_of
 from ingot.checkpoint.packed_config import PackedFormat
 from ingot.checkpoint.packed_layouts import WORD_BITS, PackedWeight, missing, suffixes, unpack
 from ingot.checkpoint.shard_reader import TensorInfo
@@ -35,6 +36,8 @@ class PackedLayers:
     @classmethod
     def of(cls, form: PackedFormat, stored: Mapping[str, TensorInfo], read: Read) -> PackedLayers:
         """Find the packed layers among ``stored``; CheckpointError for none, or one that lacks a tensor."""
+        if form.floating:
+            fp8_names(stored)
         first, *others = suffixes(form)
         modules = {
             name.removesuffix(f".{first}"): info
@@ -61,6 +64,7 @@ class PackedLayers:
             )
         tensors: dict[str, TensorInfo] = {}
         idle = {f"{module}.{end}" for module in modules for end in others}
+        half = half_of({name: info for name, info in stored.items() if name not in idle})
         by_weight = form.whole_bytes or form.source == "compressed-tensors"
         scales = "weight_scale" if by_weight else "scales"
         for name, info in stored.items():
@@ -70,6 +74,7 @@ class PackedLayers:
                 shape = _shape(form, module, info, read)
                 # What is dequantized for another scheme is rounded once.
                 wide, default = (torch.float32, dtype) if form.replaceable else (dtype, None)
+                default = half if form.floating else default
                 tensors[f"{module}.weight"] = TensorInfo(shape, wide, info.file, default)
             elif name not in idle:
                 tensors[name] = info

@@ -15,6 +15,7 @@ from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import HEAD, REPLACEABLE, SOURCES, QuantConfig
+from ingot.config.quantization.scheme_table import SCHEMES
 from ingot.device import dtype_name, parse_dtype
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.quantized_values import Quantized
@@ -34,37 +35,45 @@ def stored_quant(
 
     Raises:
         ConfigError: ``given`` is something else.
-        CheckpointError: the head, or only a part of a layer, is packed.
+        CheckpointError: the head, or only a part of a layer, is packed, and not in fp8, which is dequantized.
     """
     dense: dict[str, str] = {}
     for name in linear_names:
         sources = mapped[f"{name}.weight"].sources
         held = [source for source in sources if source in packed]
-        if held and (name == HEAD or len(held) != len(sources)):
+        whole = name != HEAD and len(held) == len(sources)
+        if held and not whole and not packed.form.floating:
             what = "a quantized lm_head" if name == HEAD else "a layer with quantized and unquantized parts"
             raise CheckpointError(f"{what} is not supported", seen=sources, fix=FROM_ORIGINAL)
-        if not held and name != HEAD:
+        if not whole and name != HEAD:
             dense[name] = "none"
     return expect_stored(packed.form.quant(dense), given)
 
 
 def replaces_stored(form: PackedFormat, given: QuantConfig) -> bool:
     """Whether a build with ``given`` dequantizes a checkpoint's values and chooses others."""
-    return form.replaceable and given != QuantConfig(head=given.head) and not given.source
+    return form.replaceable and not _as_it_is(form.quant(), given) and not given.source
+
+
+def _as_it_is(found: QuantConfig, given: QuantConfig) -> bool:
+    """Whether a build with ``given`` keeps a replaceable checkpoint's values; fp8's scheme may be named."""
+    same = {"none", found.scheme} if SCHEMES[found.scheme].floating else {"none"}
+    return given.scheme in same and given == QuantConfig(given.scheme, head=given.head)
 
 
 def stored_note(checkpoint: Checkpoint, quant: QuantConfig, dtype: str) -> str | None:
-    """What a build with ``quant`` does to a GGUF file's quantized tensors; None: there are none.
+    """What a build with ``quant`` does to the quantized tensors of GGUF and fp8; None: there are none.
 
     ``quant`` and ``dtype`` are the engine's own.
     """
     kept, widened = checkpoint.packed, Counter(checkpoint.widened)
+    kind = "" if kept is None else _kind_of(kept.form)
     if kept is not None and not quant.source:
-        widened[GGUF_TYPES[kept.form.bits]] += len(kept.names)
+        widened[kind] += len(kept.names)
     parts = []
-    if kept is not None and quant.source:
-        count, kind = len(kept.names), GGUF_TYPES[kept.form.bits]
-        parts.append(f"{count} weights keep their {kind} values as {quant.scheme}, group {quant.group}")
+    if kept is not None and quant.source and kind:
+        group = f", group {quant.group}" if quant.group else ""
+        parts.append(f"{len(kept.names)} weights keep their {kind} values as {quant.scheme}{group}")
     if widened:
         types = ", ".join(f"{kind} {count}" for kind, count in sorted(widened.items()))
         again = (
@@ -74,15 +83,21 @@ def stored_note(checkpoint: Checkpoint, quant: QuantConfig, dtype: str) -> str |
     return "; ".join(parts) or None
 
 
+def _kind_of(form: PackedFormat) -> str:
+    """The type of the values, for people; empty where the source's name says it."""
+    return "fp8" if form.floating else GGUF_TYPES[form.bits] if form.source == "gguf" else ""
+
+
 def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
     """The config of a build of a quantized checkpoint, ``found``: as it is, or with the head in fewer bits.
 
     Raises:
         ConfigError: ``given`` asks for something else.
     """
-    if found.source in REPLACEABLE and given != QuantConfig(head=given.head):
+    kept = given == found.replace(head=given.head) or _as_it_is(found, given)
+    if not kept and (found.source in REPLACEABLE or SCHEMES[found.scheme].floating):
         return given
-    if given == found.replace(head=given.head) or given == QuantConfig(head=given.head):
+    if kept:
         return found.replace(head=given.head)
     raise ConfigError(
         f"the checkpoint is already quantized ({SOURCES[found.source]})",
@@ -125,8 +140,10 @@ class StoredWeights:
             CheckpointError: the values cannot be read, or parts of a layer order their columns differently.
             BuildError: the engine's dtype does not hold the scales.
         """
-        mapped = self._mapped[f"{name}.weight"]
+        mapped, floating = self._mapped[f"{name}.weight"], self._packed.form.floating
         if mapped.tied_to is not None or not all(source in self._packed for source in mapped.sources):
+            return None
+        if floating and name == HEAD:
             return None
         rule = mapped.rule
         joined = isinstance(rule, Concat) and rule.dim == 0
@@ -152,6 +169,8 @@ class StoredWeights:
         kept = [part.zeros for part in parts if part.zeros is not None]
         zeros = torch.cat(kept, along) if kept else None
         values = torch.cat([part.values for part in parts])
+        if floating:
+            return Quantized(values, scales.float(), None, first.bits, first.group)
         if self._packed.form.activations != "none":
             around_zero = (values.to(torch.int16) - (1 << (first.bits - 1))).to(torch.int8)
             return Quantized(around_zero, scales.float(), None, first.bits, first.group)

@@ -16,8 +16,9 @@ from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
+from ingot.config.quantization.scheme_table import floating_schemes
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.device import dtype_name, expect_capability, parse_dtype
+from ingot.device import dtype_name, expect_capability, expect_fp8_products, parse_dtype
 from ingot.engine.asked_dtypes import dtypes_of, read_dtypes
 from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
@@ -57,12 +58,20 @@ class Engine:
         return HalfDtypes.of(dtype_name(self.dtype), encoder)
 
 
+def expect_schemes(quant: QuantConfig, device: torch.device) -> None:
+    """Raise DeviceError on a GPU that is too old for one of the layers' schemes."""
+    for scheme in floating_schemes():
+        if scheme in quant.schemes:
+            expect_fp8_products(device, scheme)
+
+
 def compute_dtypes(manifest: Manifest, device: torch.device, name: str = "auto") -> HalfDtypes:
     """The dtypes of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU, which widens 16-bit
     weights exactly and whose 16-bit arithmetic is slower and rounds more. ``name`` as of ``read_dtypes``.
     Raises DeviceError on a GPU that is too old.
     """
     expect_capability(device)
+    expect_schemes(manifest.quant, device)
     own = HalfDtypes.of(_OF_CPU) if device.type == "cpu" else manifest.build.dtypes
     return read_dtypes(name, manifest.model).or_else(own)
 

@@ -34,6 +34,7 @@ _NAMES = {
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
 }
 _SIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 

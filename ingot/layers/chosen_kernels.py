@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ingot.kernels.rows.int8_rows import E4M3
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Operations
 from ingot.layers.layer_products import (
@@ -57,6 +58,8 @@ def _of_step(decoder: Decoder, chooser: ProductChooser, step: Step) -> str:
     for name, product in [*products, ("head", operations.layers[-1].after)]:
         fallback = "matrix library" if product.linear.scheme.dense else "weights widened per step"
         word = _WORDS.get(type(product), fallback)
+        if product.linear.scheme.input_dtype == E4M3:
+            word = "fp8 products"
         if name == "up" and apart and isinstance(product, SmallProduct):
             word += ", activation apart"
         by_kernel.setdefault(word, {})[name] = None

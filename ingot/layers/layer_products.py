@@ -18,9 +18,10 @@ from ingot.kernels.cache.rope_kv_write import QkvParts
 from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
 from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv, small_qkv
+from ingot.kernels.product.int8.fp8_library import library_takes
 from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
-from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
 from ingot.kernels.weight.int4_weight import AnyInt8
@@ -273,7 +274,7 @@ class PackedProduct(Product):
 
 
 class Int8Product(Product):
-    """Both sides in 8 bits.
+    """Both sides in 8 bits, int8 or e4m3.
 
     Args:
         dtype: of its result.
@@ -287,7 +288,8 @@ class Int8Product(Product):
     ) -> None:
         super().__init__(linear, overlap=overlap)
         self.dtype, self.splits, self.places = dtype, splits, places
-        self.form = Int8Form(linear._parameters.get("input_scale"))
+        static, by_head = linear._parameters.get("input_scale"), linear.scheme.input_group > 0
+        self.form = Int8Form(static, linear.scheme.input_dtype, by_head=by_head)
 
     def weight(self, rows: int) -> AnyInt8:
         """The weight for so many rows."""
@@ -323,12 +325,15 @@ class Int8Product(Product):
     def join(
         self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        """As of ``Product``, rounded once without ``post``."""
+        """As of ``Product``; without ``post`` rounded once, except by the matrix library."""
         if post is not None:
             return super().join(x, hidden, norm, form, post)
+        rows, weight = _int8(x), self.weight(len(hidden))
         if not self.splits:
+            if isinstance(weight, Int8Weight) and library_takes(rows, weight, self.dtype, self.bias):
+                return form.norm(norm, self.full_output(x), hidden)
             return form.norm(norm, self.added(x, hidden))
-        parts = int8_linear_parts(_int8(x), self.weight(len(hidden)))
+        parts = int8_linear_parts(rows, weight)
         return form.sum_norm(norm, parts, hidden, self.bias)
 
 

@@ -7,7 +7,7 @@
 |---|---|---|
 | DenseForm | [T, K] in the model's dtype | the matrix library's, the small kernels' |
 | OperandForm | the same, columns in the tensor cores' order | packed products |
-| Int8Form | int8 with scales per token, per head or static | int8 products |
+| Int8Form | int8 or e4m3 with scales per token, per head or static | int8 and fp8 products |
 | BlockForm | int8 by blocks of reordered channels | products by blocks |
 | RawForm | the hidden states: the product applies the norm | the small kernels', one token |
 """
@@ -138,20 +138,27 @@ class OperandForm(Form):
 
 
 class Int8Form(Form):
-    """Rows in 8 bits with a scale per token, of attention per head, or one ``static`` scale, fp32 [1]."""
+    """Rows in 8 bits with a scale per token, of attention also ``by_head``, or one ``static`` scale,
+    fp32 [1]; ``dtype`` is int8 or e4m3.
+    """
 
-    def __init__(self, static: torch.Tensor | None) -> None:
-        self.static = static
-        self.ending = InInt8(static)
+    def __init__(
+        self, static: torch.Tensor | None, dtype: torch.dtype = torch.int8, *, by_head: bool = True
+    ) -> None:
+        self.static, self.dtype, self.by_head = static, dtype, by_head or static is not None
+        self.ending = InInt8(static, dtype)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         if isinstance(mlp, MLP):
-            return quantized(x, static=self.static, activation=mlp.activation)
-        return silu_mul_int8(x, self.static, activation=mlp.activation)
+            return quantized(x, static=self.static, activation=mlp.activation, dtype=self.dtype)
+        return silu_mul_int8(x, self.static, activation=mlp.activation, dtype=self.dtype)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
+        """As of ``Form``; a scale per token is found by a separate kernel."""
+        if not self.by_head:
+            return quantized(attention.attend(query, batch, cache).flatten(1), dtype=self.dtype)
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
         scales = self.static
         if scales is None:

@@ -17,6 +17,7 @@ from ingot.layers.linear import Linear
 from ingot.layers.step_record import Recorded, StepRecord
 from ingot.proof.product_noise import ProductNoise
 from ingot.proof.step_judge import Judge
+from ingot.quant.plain_rows import e4m3_gaps
 
 MODULES = {  # place of a layer → the module that makes it, for people
     "attn_in": "input_layernorm",
@@ -40,7 +41,6 @@ _INPUTS = {
 TAKEN = {"mlp_in", *_INPUTS.values()}
 _BRANCHES = ("self_attn.o_proj", "mlp.down_proj")
 _CROSS_BRANCHES = ("self_attn.o_proj", "encoder_attn.o_proj", "mlp.down_proj")
-_E4M3_FRACTION, _E4M3_LEAST_POWER = 3, -6
 
 
 class TokenRows:
@@ -229,7 +229,10 @@ class StepWitness:
                     place, self._name(place, layer), recorded, computed, None, self._labels, noise
                 )
                 continue
-            step = torch.cat([_cache_steps(tensors[side], tensors[2 + side]) for tensors in own]).to(computed)
+            scales = torch.cat([tensors[2 + side] for tensors in own]).to(computed)[..., None]
+            step = scales.expand(computed.shape)
+            if own[0][side].dtype == E4M3:  # the gap on the side of what was computed
+                step = e4m3_gaps(torch.minimum(recorded.abs(), computed.abs()) / scales) * scales
             near = (computed / step).round() * step
             flat = (recorded.flatten(1), step.flatten(1), computed.flatten(1), near.flatten(1))
             self._judge.rounded(place, self._name(place, layer), *flat, self._labels, noise)
@@ -319,11 +322,3 @@ def _encoder_slots(tensors: Mapping[str, list[Any]], request: int, block_size: i
     if "encoded_lens" not in tensors:
         return ()
     return tuple(_slots(tensors["encoded_tables"][request], tensors["encoded_lens"][request], block_size))
-
-
-def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The steps between the values of a cache in 8 bits, [T, num_kv_heads, head_dim]."""
-    if values.dtype != E4M3:
-        return scales[..., None].expand(values.shape)
-    power = (torch.frexp(values.float()).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
-    return torch.ldexp(scales[..., None].expand(values.shape), power - _E4M3_FRACTION)

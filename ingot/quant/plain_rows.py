@@ -46,19 +46,35 @@ def rounded_heads(x: torch.Tensor, kv_dtype: str, *, flips: bool = False) -> tor
     """
     if kv_dtype == "int8":
         return rounded_rows(x, flips=flips)
-    if kv_dtype != "fp8":
-        return x
-    # Values of E4M3 in [2^e, 2^(e+1)) are 2^(e - 3) apart, and those below 2^-6 are 2^-9 apart.
+    return rounded_e4m3(x, flips=flips) if kv_dtype == "fp8" else x
+
+
+def rounded_e4m3(x: torch.Tensor, group: int = 0, *, flips: bool = False) -> torch.Tensor:
+    """x [..., K] as values of e4m3 times its rows' scales, largest magnitude / 448, in its own dtype.
+
+    ``group`` and ``flips`` as of ``rounded_rows``; nearest is measured in the gap between the two values.
+    """
+    if group:
+        return rounded_e4m3(x.unflatten(-1, (-1, group)), flips=flips).flatten(-2)
     scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _E4M3_MOST
     exact = x / scale
-    power = (torch.frexp(exact).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
-    step = torch.ldexp(torch.ones_like(exact), power - _E4M3_FRACTION)
+    step = e4m3_gaps(exact)
     near = (exact / step).round() * step
     if flips:
         off = exact - near
-        where = (off / step).abs().argmax(-1, keepdim=True)
-        near = near.scatter_add(-1, where, off.gather(-1, where).sign() * step.gather(-1, where))
+        close = (off / step).abs()
+        ties = close >= 0.5 - _TIE * (exact / step).abs()
+        ties.scatter_(-1, close.argmax(-1, keepdim=True), True)
+        near = near + torch.where(ties, off.sign() * step, 0)
     return near.clamp(-_E4M3_MOST, _E4M3_MOST) * scale
+
+
+def e4m3_gaps(values: torch.Tensor) -> torch.Tensor:
+    """How far apart the values of e4m3 around ``values`` are: those in [2^e, 2^(e+1)) are 2^(e - 3) apart,
+    and those below 2^-6 are 2^-9 apart.
+    """
+    power = (torch.frexp(values).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
+    return torch.ldexp(torch.ones_like(values), power - _E4M3_FRACTION)
 
 
 def rounded_blocks(

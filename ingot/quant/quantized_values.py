@@ -12,7 +12,7 @@ class Quantized:
     """A weight [N, K] in few bits: W ≈ (q - zero) · scale.
 
     Attributes:
-        values: [N, K] int8 (8 bits symmetric) or uint8.
+        values: [N, K] int8 (8 bits symmetric), uint8 or e4m3.
         scales: [N], or [groups, N] where ``group`` is not 0; in the dtype in which they are stored. May be
             negative.
         zeros: uint8 of the shape of ``scales``; None where values are symmetric: 0 of int8, 8 of 4 bits.

@@ -34,6 +34,7 @@ SCHEMES: dict[str, tuple[QuantConfig | None, str]] = {  # how layers are stored,
     "w8a8, int8 cache": (QuantConfig("w8a8"), "int8"),
     "int8 cache": (None, "int8"),
     "fp8 cache": (None, "fp8"),
+    "w8a8-fp8": (QuantConfig("w8a8-fp8"), "model"),
 }
 # Steps hold few tokens and the cache few blocks: requests are batched, cut, preempted and reused at once.
 TIGHT = {"block_size": 4, "cache_tokens": 100, "token_budget": 20}

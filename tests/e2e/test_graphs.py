@@ -133,6 +133,7 @@ LENGTHS = (9, 70, 1, 130, 33, 2, 64, 65, 200, 17, 31)
     [
         *product(("llama", "qwen3", "gemma2", "gemma3"), ("none", "w4a16", "w8a8")),
         *(("llama", "w4a8"), ("qwen3", "w4a8")),  # Gemma's hidden states cannot be rotated
+        *(("llama", "w8a8-fp8"), ("gemma3", "w8a8-fp8")),
     ],
 )
 def test_decodes_with_prompts_are_eager(
@@ -182,7 +183,7 @@ def test_decodes_with_prompts_are_eager(
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
     llm.generate([random_ids(n, seed=n) for n in LENGTHS], params)
     assert seen >= {(True, 8), (True, 64)}
-    if quant in ("w8a8", "w4a8"):
+    if quant in ("w8a8", "w4a8", "w8a8-fp8"):
         exact = LLM(tmp_path, device="cuda", compute_dtype="fp32", **options)
         wanted = torch.stack([exact.logits([*request.tokens(0, end)])[-1] for request, end, _, _ in rows])
         eager, replayed = (torch.stack(way).float() for way in list(zip(*rows, strict=True))[2:])

@@ -16,6 +16,8 @@ from tests.tiny_models import random_ids
 
 ROUNDING = 2e-5  # relative to the largest logit; a quantum of 8 bits that flips shows as 1e-3 and more
 NARROW_CACHES = ("int8 cache", "fp8 cache")  # on dense weights
+# A sum in another order may round an input to the next value of e4m3, 6 to 12 % away.
+COARSE = ("w8a8-fp8",)
 WEIGHT_ONLY = ("w8a16", "w4a16")  # as dense but for their weights, which the other mode has
 ASKED = requests(16, seed=3)
 
@@ -39,7 +41,7 @@ def check_ways(steps: Steps) -> None:
     [
         pytest.param(scheme, marks=pytest.mark.slow if scheme in WEIGHT_ONLY else ())
         for scheme in SCHEMES
-        if scheme not in NARROW_CACHES
+        if scheme not in NARROW_CACHES + COARSE
     ],
 )
 def test_default_mode_gives_the_same_tokens(make: Make, scheme: str) -> None:

@@ -33,6 +33,7 @@ from ingot.kernels.tiles import int8_tiles, packed_tiles, product_tiles
 from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
+from tests.kernels.compile_fp8_cases import FP8_CASES, FP8_OVERLAPPING
 from tests.kernels.compile_gemma2_cases import GEMMA2_CASES, GEMMA2_OVERLAPPING
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
 from tests.kernels.compile_hopper_cases import HOPPER_CASES
@@ -43,7 +44,7 @@ from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | GPTQ_CASES | INT4_CASES | INT8_CASES | PACKED_CASES
 CASES |= GEMMA2_CASES
 OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | INT8_OVERLAPPING
-OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING | HOPPER_CASES
+OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING | HOPPER_CASES | FP8_CASES | FP8_OVERLAPPING
 
 SMALL_SHARED = {86: 99 << 10, 89: 99 << 10}  # of GPUs whose launchers choose smaller tiles
 
@@ -198,7 +199,7 @@ def least_capability(case: str) -> int:
     """The oldest GPU that runs a case: e4m3 is converted from 8.9 on, launches overlap from 9.0 on."""
     if case in CASES:
         return 0
-    return 89 if case.startswith("fp8 cache") and not case.endswith("early") else 90
+    return 89 if (case.startswith("fp8 cache") and not case.endswith("early")) or case in FP8_CASES else 90
 
 
 def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, Any]]:

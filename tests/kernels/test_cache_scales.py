@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ingot.errors import DeviceError
 from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
-from ingot.kernels.cache.int8_cache_values import cache_scale_of, cache_values_of
+from ingot.kernels.rows.int8_round import numbers_of, scale_of
 from ingot.layers.forward_batch import LayerCache
 from ingot.quant.plain_rows import rounded_heads
 from tests.kernels.numerics import normal
@@ -104,9 +104,9 @@ def round_kernel(x_ptr: tl.tensor, y_ptr: tl.tensor, s_ptr: tl.tensor, SIZE: tl.
     places = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     x = tl.load(x_ptr + places)
     dtype: tl.constexpr = y_ptr.dtype.element_ty
-    scale, inverse = cache_scale_of(tl.max(tl.abs(x), axis=0), dtype)
+    scale, inverse = scale_of(tl.max(tl.abs(x), axis=0), dtype)
     tl.store(s_ptr + tl.program_id(0), scale)
-    tl.store(y_ptr + places, cache_values_of(x, inverse, dtype))
+    tl.store(y_ptr + places, numbers_of(x, inverse, dtype))
 
 
 @pytest.mark.parametrize("kind", NARROW_CACHES.values())

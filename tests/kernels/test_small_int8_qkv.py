@@ -14,6 +14,7 @@ from ingot.kernels.rows.int8_rows import Int8Rows, int8_product
 from tests.kernels.flat_calls import rope_kv_write, small_int8_qkv, small_int8_qkv_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.test_fp8_products import fp8_rows, fp8_weight
 from tests.kernels.test_small_products import POSITIONS, QKV_CASES, SLOTS
 
 TILES = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}
@@ -24,14 +25,16 @@ TILES = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", QKV_CASES)
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("kind", ["rows", "static", "e4m3"])
 @pytest.mark.parametrize("programs", [0, 6])
 def test_small_int8_qkv(
-    impl: Implementation, dtype: torch.dtype, case: str, rows: int, static: bool, programs: int
+    impl: Implementation, dtype: torch.dtype, case: str, rows: int, kind: str, programs: int
 ) -> None:
     heads, kv_heads, head_dim, rotary, logn, biased = QKV_CASES[case]
     outputs, width, device = (heads + 2 * kv_heads) * head_dim, 48, impl.device
-    x, weight = int8_rows(rows, width, device, static=static), int8_weight(outputs, width, device)
+    x, weight = int8_rows(rows, width, device, static=kind == "static"), int8_weight(outputs, width, device)
+    if kind == "e4m3":
+        x, weight = fp8_rows(rows, width, device), fp8_weight(outputs, width, device)
     bias = normal(outputs, dtype=dtype, device=device, seed=3) if biased else None
     table = None
     if rotary:

@@ -257,8 +257,9 @@ def test_fp32_on_a_gpu(name: str, graphs: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("quant", ["w8a8", "w8a8-fp8"])
 @pytest.mark.parametrize("name", OTHER_SHAPES)
-def test_activations_in_8_bits_on_a_gpu(name: str, tmp_path: Path) -> None:
+def test_activations_in_8_bits_on_a_gpu(name: str, quant: str, tmp_path: Path) -> None:
     """Fused, a norm rounds to 8 bits from fp32; by module, from fp16: values near a tie fall either way.
 
     So in fp16 both are equally far from what the modules give in fp32.
@@ -269,7 +270,7 @@ def test_activations_in_8_bits_on_a_gpu(name: str, tmp_path: Path) -> None:
     def run(dtype: str, fused: bool) -> torch.Tensor:
         """Logarithms of all tokens at every place of the prompts."""
         runtime = RuntimeConfig(cuda_graphs=False, fused_decode=fused, prefix_reuse=False)
-        llm = LLM(tmp_path, device="cuda", compute_dtype=dtype, runtime=runtime, quant="w8a8")
+        llm = LLM(tmp_path, device="cuda", compute_dtype=dtype, runtime=runtime, quant=quant)
         assert llm.executor.runner.forward.fused == fused
         return torch.cat([llm.logits(prompt) for prompt in prompts]).double().log_softmax(-1)
 

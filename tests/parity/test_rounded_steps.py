@@ -84,7 +84,7 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.stays("llama-w8a8", "llama-mha-bias-w4a8", "llama-tied-rptq-w8a8")
 @pytest.mark.grid(1)
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "rptq-w8a8", "rptq-w4a4"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "rptq-w8a8", "rptq-w4a4", "w8a8-fp8"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fused_is_by_module(name: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(llm_of(name, scheme, tmp_path), monkeypatch)

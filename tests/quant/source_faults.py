@@ -46,6 +46,8 @@ SCHEMES: dict[str, QuantConfig] = {
     "rptq-w4a8": QuantConfig("rptq-w4a8", 32),
     "rptq-w8a8 round": QuantConfig("rptq-w8a8", 32, method="round"),
     "rptq-w4a4 round": QuantConfig("rptq-w4a4", 32, method="round"),
+    "w8a8-fp8": QuantConfig("w8a8-fp8"),
+    "w8a8-fp8 per tensor": QuantConfig("w8a8-fp8", weight_scales="tensor"),
 }
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
 QKV, DOWN = "layers.0.self_attn.qkv_proj", "layers.0.mlp.down_proj"
@@ -145,7 +147,7 @@ def _needlessly_large(stored: Stored) -> bool:
     found = scheme.quantize(weight.to(kind))
     assert isinstance(found, Quantized)
     scales = (1.05 * found.scales.float()).to(found.scales.dtype)
-    middle = 0 if found.values.dtype == torch.int8 else 1 << found.bits - 1
+    middle = 1 << found.bits - 1 if found.values.dtype == torch.uint8 else 0
     zeros = torch.full_like(scales, middle) if found.zeros is None else found.zeros.to(scales.dtype)
     wide = [
         torch.atleast_2d(t).T.float().repeat_interleave(found.group or linear.in_features, 1)
@@ -153,7 +155,10 @@ def _needlessly_large(stored: Stored) -> bool:
     ]
     near, zero = (part[:, : linear.in_features] for part in wide)
     most = 127 if middle == 0 else (1 << found.bits) - 1
-    values = (weight / near).round().add(zero).clamp(-127 if middle == 0 else 0, most)
+    if found.values.is_floating_point():
+        values = weight / near
+    else:
+        values = (weight / near).round().add(zero).clamp(-127 if middle == 0 else 0, most)
     units = None if found.units is None else 1.05 * found.units
     larger = replace(found, values=values.to(found.values.dtype), scales=scales, units=units)
     new = scheme.accept(larger, own.get("bias"), own.get("input_scale"))
@@ -172,6 +177,9 @@ def _zeros(stored: Stored) -> bool:
         own["weight"][5] = (own["weight"][5].int() + 1).clamp(-127, 127).to(torch.int8)
         stored.shift(DOWN)
         return True
+    if own.get("weight") is not None and own["weight"].itemsize == 1:
+        own["weight"][5].view(torch.uint8).add_(1)  # e4m3: the next value away from 0
+        return True
     return False
 
 
@@ -188,6 +196,7 @@ def _halves(stored: Stored) -> bool:
         own["words"].copy_(((words & mask) << bits | words >> bits & mask).to(torch.int16))
     else:
         weight = own["weight"]
+        weight = weight.view(torch.uint8) if weight.itemsize == 1 else weight
         weight.copy_(weight.unflatten(1, (-1, 2)).flip(2).flatten(1))
         stored.shift(DOWN)
     return True

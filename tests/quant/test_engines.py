@@ -96,12 +96,27 @@ SCHEMES |= {  # whose layers round their inputs beside layers whose numbers are 
     )
     for method in ("gptq", "awq")
 }
+SCHEMES |= {
+    "w8a8-fp8": QuantConfig("w8a8-fp8"),
+    "w8a8-fp8 mixed": QuantConfig(
+        "w8a8-fp8",
+        weight_scales="tensor",
+        head="w8a16",
+        layers={"*.down_proj": "w8a8", "layers.1.mlp.*": "none"},
+    ),
+}
 SCHEMES["rptq rounded beside w4a16"] = QuantConfig(  # which needs no samples of its own
     "rptq-w8a8", 32, method="round", layers={"*.gate_up_proj": "w4a16"}
 )
 TURNS += [(f"{method} beside w8a8", "llama", "auto") for method in ("gptq", "awq")]
 TURNS += [("rptq rounded beside w4a16", "llama", "auto")]
-OFF = {"rptq-w4a4": 0.7, "rptq mixed": 0.4}  # of logits, relative; others by their weights' bits
+TURNS += [("w8a8-fp8", "qwen3", "bf16"), ("w8a8-fp8", "llama", "auto"), ("w8a8-fp8 mixed", "gpt2", "auto")]
+OFF = {
+    "rptq-w4a4": 0.7,
+    "rptq mixed": 0.4,
+    "w8a8-fp8": 0.2,
+    "w8a8-fp8 mixed": 0.2,
+}  # of logits, relative; others by their weights' bits
 
 
 def scheme_of(name: str, kind: str) -> QuantConfig:
@@ -140,7 +155,7 @@ def test_it_is_built_described_proven_and_aligned(
     assert 1e-4 < float((llm.logits(IDS) - exact).norm() / exact.norm()) < most
     if dtype == "auto" and not quant.calibrated:
         assert torch.equal(LLM(checkpoint, "cpu", quant=quant).logits(IDS), llm.logits(IDS))
-    if dtype == "bf16" and quant.scheme in ("w8a8", "w4a8"):
+    if dtype == "bf16" and quant.scheme in ("w8a8", "w8a8-fp8", "w4a8"):
         check_floors(folder)
     original = "auto" if dtype == "auto" else "ingot"
     report = align(folder, checkpoint, [random_ids(19)], steps=2, device="cpu", original=original)
@@ -148,7 +163,7 @@ def test_it_is_built_described_proven_and_aligned(
     reported = dict(facts(report))["quantized"]
     assert quant.scheme in reported
     assert "the reference computes with these weights" in reported
-    rounds = {"w8a8", "w4a8"} & {quant.scheme, *quant.layers.values()}
+    rounds = {"w8a8", "w8a8-fp8", "w4a8"} & {quant.scheme, *quant.layers.values()}
     assert ("rounds activations as it does" in reported) == bool(rounds)
     assert report_json(report)["quantized"] == reported
 
@@ -206,7 +221,8 @@ def test_it_computes_with_what_its_numbers_mean(checkpoints: dict[str, Path], ki
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("w4a16 mixed", "llama"), ("w4a16 mixed", "gpt2"), ("w8a8", "gpt2")]
+    ("name", "kind"),
+    [("w4a16 mixed", "llama"), ("w4a16 mixed", "gpt2"), ("w8a8", "gpt2"), ("w8a8-fp8", "llama")],
 )
 def test_batch_invariance(checkpoints: dict[str, Path], name: str, kind: str) -> None:
     """Of a mixture and of layer norms; `tests/e2e/test_same_tokens.py` holds each scheme to it."""
@@ -220,7 +236,7 @@ def test_batch_invariance(checkpoints: dict[str, Path], name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "tied"])
-@pytest.mark.parametrize("name", [*WEIGHT_ONLY, "w8a8"])
+@pytest.mark.parametrize("name", [*WEIGHT_ONLY, "w8a8", "w8a8-fp8"])
 def test_the_ledger_is_right_to_the_byte(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     engine = LLM(checkpoints[kind], "cpu", quant=SCHEMES[name]).engine
     found = ledger(setting_of(engine.manifest, engine.dtype, engine.device)).items
@@ -231,6 +247,10 @@ def test_the_ledger_is_right_to_the_byte(checkpoints: dict[str, Path], kind: str
 LEAVES = {  # of a layer, as they are stored; those that a narrow model keeps wide
     "w4a16 mixed": ({"words": "I16", "scales": "BF16", "zeros": "U8"}, {}),
     "w8a8 mixed": ({"weight": "I8", "scales": "F32"}, {"scales": torch.float32, "weight": torch.int8}),
+    "w8a8-fp8 mixed": (
+        {"weight": "F8_E4M3", "scales": "F32"},
+        {"scales": torch.float32, "weight": torch.float8_e4m3fn},
+    ),
     "w4a8": (
         {"pairs": "U8", "steps": "U8", "zeros": "U8", "scales": "F32"},
         {"scales": torch.float32, "steps": torch.uint8},
@@ -279,7 +299,8 @@ def test_an_output_product_has_a_scale_a_head(checkpoints: dict[str, Path]) -> N
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("name", "kind"), [("w4a16 mixed", "llama"), ("w8a8", "llama"), ("w8a8", "gpt2"), ("w4a8", "llama")]
+    ("name", "kind"),
+    [("w4a16 mixed", "llama"), ("w8a8", "llama"), ("w8a8", "gpt2"), ("w4a8", "llama"), ("w8a8-fp8", "gpt2")],
 )
 def test_one_layer_replays(checkpoints: dict[str, Path], name: str, kind: str, dtype: str) -> None:
     llm = LLM(checkpoints[kind], "cpu", quant=SCHEMES[name], compute_dtype=dtype)
@@ -288,7 +309,7 @@ def test_one_layer_replays(checkpoints: dict[str, Path], name: str, kind: str, d
         assert (found.agrees, found.repeats) == (True, True)
 
 
-@pytest.mark.parametrize("quant", ["w4a16", "w8a8", "w4a8"])
+@pytest.mark.parametrize("quant", ["w4a16", "w8a8", "w4a8", "w8a8-fp8"])
 def test_random_weights(checkpoints: dict[str, Path], quant: Any) -> None:
     spec = SideSpec(random_weights=str(checkpoints["tied"]), device="cpu", quant=quant, max_batch_size=2)
     side = open_side(spec)

@@ -1,10 +1,12 @@
-"""compressed-tensors' fp8: the engine computes with what Hugging Face's class has as weights."""
+"""compressed-tensors' fp8: with inputs by token the engine keeps the bytes, else what they mean."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,9 +15,11 @@ from transformers import PreTrainedModel
 from ingot import LLM, build
 from ingot.building.ledger_source import read_setting
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
-from ingot.engine.manifest import Manifest
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.errors import CheckpointError
 from ingot.proof.verify_engine import verify
+from tests.e2e.terminal import ingot
+from tests.kernels.plain_e4m3 import TABLE, encoded
 from tests.support.shown_errors import raises_shown
 from tests.tiny_models import edit_config, make_model, random_ids, tiny_config
 
@@ -73,9 +77,9 @@ def write_fp8(
 @pytest.mark.parametrize(
     ("strategy", "inputs"),
     [
-        ("channel", INPUTS),
+        ("channel", None),
         ("tensor", INPUTS | {"strategy": "tensor", "dynamic": False}),
-        ("block", None),
+        ("block", INPUTS | {"strategy": "group", "group_size": 32}),
     ],
     ids=["channel", "tensor", "block"],
 )
@@ -91,6 +95,107 @@ def test_weights_are_what_their_values_mean(
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0]
     torch.testing.assert_close(LLM(folder, "cpu").logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def by_token(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """A layer's input rounded to e4m3 by NumPy, with a scale per token."""
+    (x,) = given
+    pieces = x.numpy().reshape(-1, x.shape[-1])
+    most = np.maximum(np.abs(pieces).max(-1, keepdims=True), np.float32(1e-10))
+    values = TABLE[encoded((pieces * (np.float32(448) / most)).astype(np.float64))]
+    return (torch.from_numpy(values * (most / np.float32(448))).float().view(x.shape),)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_with_inputs_by_token_every_byte_is_kept(
+    strategy: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, ids = tmp_path / "checkpoint", random_ids(40, seed=2)
+    model = write_fp8(source, strategy, kind, INPUTS)
+    folder = build(source, tmp_path / "engine", device="cpu")
+    assert "14 weights keep their fp8 values as w8a8-fp8" in caplog.text
+    assert (Manifest.read(folder).quant.label, Manifest.read(folder).build.dtype) == ("w8a8-fp8", "bf16")
+    assert verify(folder, "cpu", note=False, source=source).verdict == "proven"
+    given, stored = load_file(source / "model.safetensors"), load_file(folder / WEIGHTS_FILE)
+    for part, own in (("o_proj", "self_attn.o_proj"), ("down_proj", "mlp.down_proj")):
+        name = f"model.layers.1.{own}.weight"
+        values, columns = stored[f"layers.1.{own}.weight"], given[name].shape[1]
+        assert values.dtype == torch.float8_e4m3fn, part
+        assert torch.equal(values.view(torch.uint8)[:, :columns], given[name].view(torch.uint8))
+        scales = given[f"{name}_scale"].float().flatten().expand(len(values))
+        assert torch.equal(stored[f"layers.1.{own}.scales"], scales)
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(by_token)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0]
+    # A value near a tie may be rounded the other way, which moves its token's logits.
+    off = (LLM(folder, "cpu").logits(ids) - expected).abs().amax(1) / expected.abs().amax()
+    assert float((off < 1e-3).float().mean()) > 0.8
+    assert float(off.max()) < 0.1
+
+
+@pytest.mark.parametrize("asked", [None, "none", "w8a8-fp8"])
+def test_its_own_scheme_may_be_named(asked: str | None, tmp_path: Path) -> None:
+    write_fp8(tmp_path / "checkpoint", inputs=INPUTS)
+    quant = LLM(tmp_path / "checkpoint", "cpu", quant=asked).engine.manifest.quant
+    assert quant.source == "compressed-tensors"
+    assert read_setting(str(tmp_path / "checkpoint"), quant=asked).quant.scheme == "w8a8-fp8"
+
+
+def test_another_scheme_replaces_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_fp8(tmp_path / "checkpoint", inputs=INPUTS)
+    folder = build(tmp_path / "checkpoint", tmp_path / "engine", device="cpu", quant="w8a16")
+    quant = Manifest.read(folder).quant
+    assert (quant.scheme, quant.source) == ("w8a16", "")
+    assert "(fp8 14), the layers' weights then quantized to w8a16" in caplog.text
+    assert read_setting(str(tmp_path / "checkpoint"), quant="w8a16").quant.scheme == "w8a16"
+
+
+def test_a_head_and_parts_of_layers_in_fp8_are_dequantized(tmp_path: Path) -> None:
+    """One matrix of q, k and v has one scheme."""
+    source, ids = tmp_path / "checkpoint", random_ids(20, seed=3)
+    write_fp8(source, inputs=INPUTS)
+    tensors = load_file(source / "model.safetensors")
+    query = "model.layers.0.self_attn.q_proj.weight"
+    del tensors[query.replace("weight", "input_scale")]
+    tensors[query] = (tensors[query].float() * tensors.pop(f"{query}_scale").float()).bfloat16()
+    head = tensors["lm_head.weight"].float()
+    tensors["lm_head.weight_scale"] = (head.abs().amax(1, keepdim=True) / 448).bfloat16()
+    values = (head / tensors["lm_head.weight_scale"].float()).clamp(-448, 448)
+    tensors["lm_head.weight"] = values.to(torch.float8_e4m3fn)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    folder = build(source, tmp_path / "engine", device="cpu")
+    quant = Manifest.read(folder).quant
+    assert quant.layers == {"layers.0.self_attn.qkv_proj": "none"}
+    assert (quant.scheme, quant.head) == ("w8a8-fp8", "none")
+    assert verify(folder, "cpu", note=False, source=source).verdict == "proven"
+    assert LLM(folder, "cpu").logits(ids).isfinite().all()
+
+
+def test_bytes_that_contradict_the_config(tmp_path: Path) -> None:
+    source, name = tmp_path / "checkpoint", "model.layers.1.mlp.up_proj.weight"
+    write_fp8(source, inputs=INPUTS)
+    tensors = load_file(source / "model.safetensors")
+    for changed, words in (
+        ({name: torch.ones(64, 40, dtype=torch.int8)}, r"up_proj: the weight is in another dtype"),
+        ({f"{name}_scale": torch.ones(3, 1)}, r"up_proj: the scales do not fit"),
+        ({f"{name}_scale": torch.full((64, 1), torch.inf)}, r"up_proj\.weight_scale has values"),
+    ):
+        save_file(tensors | changed, source / "model.safetensors", metadata={"format": "pt"})
+        with raises_shown(CheckpointError, words):
+            LLM(source, "cpu")
+
+
+def test_the_doctor_dequantizes_it(tmp_path: Path) -> None:
+    write_fp8(tmp_path / "checkpoint", inputs=INPUTS)
+    data, out = tmp_path / "ids.jsonl", tmp_path / "mixed.yaml"
+    data.write_text("".join(json.dumps({"token_ids": random_ids(20, seed=n)}) + "\n" for n in range(2)))
+    words = ("--data", data, "--quant", "w8a8-fp8", "--budget", "kl_mean=9", "--device", "cpu", "--out", out)
+    shown = ingot("doctor", tmp_path / "checkpoint", *words)
+    assert shown.exit_code == 0, shown.output
+    assert "8 layers in w8a8-fp8" in shown.output
 
 
 def test_by_default_it_is_in_16_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

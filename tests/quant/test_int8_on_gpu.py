@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 CONFIGS = {
     "dynamic": QuantConfig("w8a8"),
+    "fp8": QuantConfig("w8a8-fp8"),
     "static": QuantConfig("w8a8", activations="static"),
     "smoothed": QuantConfig("w8a8", method="smoothquant"),
     "searched": QuantConfig("w8a8", method="smoothquant", alpha="search", activations="static"),

@@ -119,6 +119,22 @@ def test_a_unit_of_two_levels_is_the_rows_to_the_precision_of_fp32(source: Path,
     assert one.name.startswith(DOWN)
 
 
+def test_a_small_value_of_e4m3_is_judged_by_the_gap_there(source: Path, tmp_path: Path) -> None:
+    """One step of a value near 0 is far less than a step of the row's largest."""
+    engine = built(source, tmp_path / "engine", "w8a8-fp8")
+
+    def stepped(stored: Stored) -> bool:
+        row = stored.own(DOWN)["weight"][5].view(torch.uint8)
+        small = ((row & 127) > 30) & ((row & 127) < 80)
+        row[int(small.nonzero()[0])] += 1
+        return True
+
+    with patch.dict(FAULTS, {"a small value one step off": stepped}):
+        planted(engine, tmp_path / "planted", "a small value one step off")
+    (one,) = compared(tmp_path / "planted", source).differences
+    assert (one.name, one.measure) == (f"{DOWN}.weight", "value")
+
+
 @pytest.mark.parametrize("scheme", ["w8a16 awq", "w8a8 smoothquant"])
 def test_layer_norms_are_divided_with_their_biases(scheme: str, tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", "gpt2")

@@ -64,3 +64,15 @@ def test_every_way_to_load_refuses_it(checkpoint: Path, tmp_path: Path, card: An
     ):
         with raises_shown(DeviceError, "compute capability 7.5.*--device cpu"):
             load(path, GPU)  # type: ignore[operator]
+
+
+def test_layers_in_fp8_need_a_newer_one(checkpoint: Path, tmp_path: Path, card: Any) -> None:
+    engine = build(checkpoint, tmp_path / "engine", device="cpu", proof=False, quant="w8a8-fp8")
+    card((8, 6))
+    refused = r"fp8 products \(w8a8-fp8\).*compute capability 8.6; allowed: 8.9 or later.*--quant w8a16"
+    with raises_shown(DeviceError, refused):
+        load_engine(engine, GPU)
+    with raises_shown(DeviceError, refused):
+        engine_in_memory(checkpoint, GPU, quant="w8a8-fp8")
+    with raises_shown(DeviceError, refused):
+        engine_from_config(checkpoint, GPU, quant="w8a8-fp8")

@@ -10,6 +10,7 @@ import torch
 
 from ingot.building.source.rounding_limits import Cuts, Rule
 from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.quant.schemes.fp8_both import Fp8Both
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.int8_blocks import Int8Blocks
 from ingot.quant.schemes.int8_both import Int8Both
@@ -17,6 +18,7 @@ from ingot.quant.schemes.linear_scheme import LinearScheme
 from ingot.quant.schemes.plain_unpacking import (
     PlainGrid,
     grid_of_blocks,
+    grid_of_e4m3,
     grid_of_int8,
     grid_of_pairs,
     grid_of_words,
@@ -109,6 +111,14 @@ def _int8_rule(scheme: Int8Both | Int8Blocks, method: str, dtype: torch.dtype) -
     return Rule(127, False, torch.float32, method != "gptq")
 
 
+def _fp8_grid(scheme: Fp8Both, stored: StoredRows, columns: int) -> PlainGrid:
+    return grid_of_e4m3(stored.own("weight")[:, :columns], stored.own("scales"))
+
+
+def _fp8_rule(scheme: Fp8Both, method: str, dtype: torch.dtype) -> Rule:
+    return Rule(448, False, torch.float32, nearest=True, floating=True)
+
+
 def _block_grid(scheme: Int8Blocks, stored: StoredRows, columns: int) -> PlainGrid:
     if scheme.weight_bits != 4:
         return _int8_grid(scheme, stored, columns)
@@ -125,5 +135,6 @@ READINGS: dict[type[LinearScheme], PlainReading] = {
     WeightOnly: PlainReading(_word_grid, _word_rule),
     Int4InInt8: PlainReading(_pair_grid, _pair_rule),
     Int8Both: PlainReading(_int8_grid, _int8_rule),
+    Fp8Both: PlainReading(_fp8_grid, _fp8_rule),
     Int8Blocks: PlainReading(_block_grid, _block_rule),
 }

@@ -4,8 +4,8 @@ passes.
 Scales are derived anew from the weight, by code that shares nothing with what chose them.
 Measures:
 
-- ``value``: a value is the nearest to its weight (half a scale), or the end of the grid that the weight lies
-  beyond;
+- ``value``: a value is the nearest to its weight (half a scale, of e4m3 half the gap there), or
+  the end of the grid that the weight lies beyond;
 - ``scale``: what the weight's range divided by the number of scales gives, as its dtype holds it;
 - ``range``: the grid's ends are the weight's, half a scale off at most.
 """
@@ -42,6 +42,7 @@ class Rule:
             ``cut``.
         units: scales are whole multiples of a row's unit, its largest magnitude over this; 0: they are not.
         inner: whether these multiples follow from the range too.
+        floating: values are e4m3 times the scale: half as far apart in every lower power of two.
     """
 
     levels: int
@@ -51,6 +52,7 @@ class Rule:
     cuts: Cuts = "none"
     units: int = 0
     inner: bool = False
+    floating: bool = False
 
 
 def judged(
@@ -98,9 +100,17 @@ def judged(
             # Where a range was cut is as uncertain as the weight that it was derived from.
             cut = (weight < low[..., None]) | (weight > high[..., None])
             off = off - torch.where(cut, 2 * spread[..., None], slack)
+        if rule.floating:
+            off = off / _gaps(inside / step[..., None].clamp(min=_TINY))
         off = off.amax(-1)
         found["value"] = (off / (step * (0.5 + _TIE) + _TINY)).amax(-1)
     return found
+
+
+def _gaps(values: torch.Tensor) -> torch.Tensor:
+    """How far apart the values of e4m3 around each are: three bits follow the leading one, down to 2^-9."""
+    powers = torch.floor(torch.log2(values.abs().clamp(min=2.0**-6)))
+    return torch.exp2(powers - 3)
 
 
 def clipped(grid: PlainGrid, weight: torch.Tensor, rule: Rule) -> torch.Tensor:

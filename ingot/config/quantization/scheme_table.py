@@ -22,6 +22,7 @@ class SchemeInfo:
         group: columns that may share a scale; (0,): one scale per row.
         activations: the scales that activations may have; ``none``: the scheme decides.
         rotation: whether the hidden states may be rotated.
+        floating: quantized values are e4m3 (fp8); otherwise they are whole numbers.
         in_blocks: activations have scales for blocks of reordered columns, always from samples.
         wider: the scheme with the next more bits, for ``ingot doctor``; empty: it does not offer this one.
     """
@@ -34,6 +35,7 @@ class SchemeInfo:
     activations: tuple[str, ...] = ("none",)
     weight_scales: tuple[str, ...] = WEIGHT_SCALES[:1]
     rotation: tuple[bool, ...] = (False,)
+    floating: bool = False
     in_blocks: bool = False
     wider: str = ""
 
@@ -55,6 +57,14 @@ SCHEMES = {
         method=("round", "smoothquant"),
         activations=ACTIVATIONS,
         weight_scales=WEIGHT_SCALES,
+        wider="w8a16",
+    ),
+    "w8a8-fp8": SchemeInfo(
+        8,
+        8,
+        activations=ACTIVATIONS[:1],
+        weight_scales=WEIGHT_SCALES,
+        floating=True,
         wider="w8a16",
     ),
     "w4a8": SchemeInfo(
@@ -120,13 +130,23 @@ def of_method(method: str) -> tuple[str, ...]:
     return tuple(name for name, info in SCHEMES.items() if method in info.method)
 
 
-def stored_as(bits: int, activations: str) -> str:
-    """The scheme of a quantized checkpoint with so many weight bits and such scales of activations."""
+def stored_as(bits: int, activations: str, *, floating: bool = False) -> str:
+    """The scheme of a quantized checkpoint with so many weight bits and such scales of activations;
+    ``floating``: in e4m3.
+    """
     return next(
         name
         for name, info in SCHEMES.items()
-        if info.weight_bits == bits and activations in info.activations and not info.in_blocks
+        if info.weight_bits == bits
+        and activations in info.activations
+        and not info.in_blocks
+        and info.floating == floating
     )
+
+
+def floating_schemes() -> tuple[str, ...]:
+    """The schemes in e4m3, which a GPU computes from compute capability 8.9 on."""
+    return tuple(name for name, info in SCHEMES.items() if info.floating)
 
 
 def listed(names: Iterable[str], last: str = "and") -> str:

@@ -65,9 +65,10 @@ def silu_mul_int8_kernel(
         more = BLOCK_I + tl.arange(0, REST)
         rest = _ended(x_row, more, INNER, GATED, ACTIVATION)
         most = tl.maximum(tl.max(tl.abs(y), axis=0), tl.max(tl.abs(rest), axis=0))
-        inverse = row_inverse(most, scale_ptr, row, STATIC)
-        tl.store(y_row + cols, numbers_of(y, inverse))
-        tl.store(y_row + more, numbers_of(rest, inverse), mask=more < INNER)
+        kind: tl.constexpr = y_ptr.dtype.element_ty
+        inverse = row_inverse(most, scale_ptr, row, STATIC, kind)
+        tl.store(y_row + cols, numbers_of(y, inverse, kind))
+        tl.store(y_row + more, numbers_of(rest, inverse, kind), mask=more < INNER)
     else:
         store_int8_row(y, y_row, scale_ptr, row, cols < INNER, STATIC, x_ptr.dtype.element_ty)
 
@@ -97,11 +98,12 @@ def _store_groups(
     GROUPS: tl.constexpr = wide.shape[0] // GROUP
     pieces = tl.reshape(wide, [GROUPS, GROUP])
     groups, cols = tl.arange(0, GROUPS), tl.arange(0, GROUP)
-    scale, inverse = scale_of(tl.max(tl.abs(pieces), axis=1))
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    scale, inverse = scale_of(tl.max(tl.abs(pieces), axis=1), kind)
     inside = groups < COUNT // GROUP
     tl.store(scale_ptr + groups, scale, mask=inside)
     places = y_ptr + groups[:, None] * GROUP + cols[None, :]
-    tl.store(places, numbers_of(pieces, inverse[:, None]), mask=inside[:, None])
+    tl.store(places, numbers_of(pieces, inverse[:, None], kind), mask=inside[:, None])
 
 
 def default_tiles(inner: int, device: torch.device, rows: int = 1) -> dict[str, int]:
@@ -119,10 +121,11 @@ def _launch(
     gated: bool,
     activation: Gate | Plain | None = None,
     group: int = 0,
+    dtype: torch.dtype = torch.int8,
 ) -> Int8Rows:
     rows = x.shape[0]
     choice = merge_tiles(default_tiles(inner, x.device, rows), tiles)
-    values = torch.empty((rows, inner), dtype=torch.int8, device=x.device)
+    values = torch.empty((rows, inner), dtype=dtype, device=x.device)
     groups = inner // group if group else 1
     whole = next_power_of_two(inner)
     half = whole // 2 if whole > inner and not group else 0  # fewer columns beyond the row are computed
@@ -151,6 +154,7 @@ def silu_mul_int8(
     static: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
     activation: Gate = "silu",
+    dtype: torch.dtype = torch.int8,
 ) -> Int8Rows:
     """``quantize_rows(silu_mul(gate_up))`` to the bit, in one kernel.
 
@@ -159,6 +163,7 @@ def silu_mul_int8(
         static: fp32 [1], one scale for all rows; None: one scale per row.
         tiles: ``num_warps``, ``OVERLAP`` (launch_overlap.py).
         activation: as of :func:`silu_mul`.
+        dtype: int8 or e4m3, of the values.
 
     Returns:
         [T, I] in 8 bits.
@@ -168,8 +173,8 @@ def silu_mul_int8(
     expect_range("the width", inner, 1, MAX_WIDTH)
     expect_static(static, gate_up)
     if runs_on_gpu(gate_up):
-        return _launch(gate_up, inner, static, tiles, gated=True, activation=activation)
-    return quantize_rows(silu_mul_reference(gate_up, activation), static=static)
+        return _launch(gate_up, inner, static, tiles, gated=True, activation=activation, dtype=dtype)
+    return quantize_rows(silu_mul_reference(gate_up, activation), static=static, dtype=dtype)
 
 
 def quantized(
@@ -178,13 +183,14 @@ def quantized(
     static: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
     activation: Plain | None = None,
+    dtype: torch.dtype = torch.int8,
 ) -> Int8Rows:
-    """``quantize_rows(x, group, static)`` as a kernel, of x or its activation.
+    """``quantize_rows(x, group, static, dtype)`` as a kernel, of x or its activation.
 
     Args:
         x: [T, K] fp16, bf16 or fp32, K up to 65536.
         group, static: as of :func:`quantize_rows`; not both.
-        tiles: as of :func:`silu_mul_int8`.
+        tiles, dtype: as of :func:`silu_mul_int8`.
         activation: of a plain MLP, in fp32, rounded to the dtype of x.
     """
     expect_rows("x", x)
@@ -193,8 +199,9 @@ def quantized(
         raise KernelArgumentError("groups must divide the width and have scales of their own", seen=group)
     expect_static(static, x)
     if not runs_on_gpu(x):
-        return quantize_rows(x if activation is None else plain_activation(x, activation), group, static)
+        y = x if activation is None else plain_activation(x, activation)
+        return quantize_rows(y, group, static, dtype)
     if not group or group == next_power_of_two(group):
-        return _launch(x, x.shape[1], static, tiles, gated=False, activation=activation, group=group)
-    pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False, activation=activation)
+        return _launch(x, x.shape[1], static, tiles, False, activation, group, dtype)
+    pieces = _launch(x.reshape(-1, group), group, None, tiles, False, activation, dtype=dtype)
     return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)

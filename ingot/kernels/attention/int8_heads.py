@@ -91,11 +91,12 @@ def store_channels(
             step, zero = tl.load(scale_ptr + cols // STATIC), tl.load(zero_ptr + cols // STATIC)
             numbers = zeroed_numbers(wide, step, zero, BITS).to(tl.int8)
         elif STATIC:
-            numbers = numbers_of(wide, tl.div_rn(1.0, tl.load(scale_ptr)))
+            numbers = numbers_of(wide, tl.div_rn(1.0, tl.load(scale_ptr)), tl.int8)
         else:
-            scale, inverse = scale_of(tl.max(tl.where(mask, tl.abs(wide), 0.0), axis=AXIS))
+            most = tl.max(tl.where(mask, tl.abs(wide), 0.0), axis=AXIS)
+            scale, inverse = scale_of(most, tl.int8)
             tl.store(scale_ptr + rows, scale, mask=wanted)
-            numbers = numbers_of(wide, tl.expand_dims(inverse, AXIS))
+            numbers = numbers_of(wide, tl.expand_dims(inverse, AXIS), tl.int8)
         tl.store(places, numbers, mask=mask)
 
 

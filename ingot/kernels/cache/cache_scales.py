@@ -17,10 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, quantize_rows
+from ingot.kernels.rows.int8_rows import E4M3, quantize_rows
 
-E4M3 = torch.float8_e4m3fn
-E4M3_MOST = 448.0
 NARROW_CACHES = {"int8": torch.int8, "fp8": E4M3}  # dtypes of caches in 8 bits, by the user's words
 SCALE_BYTES = 4  # fp32; 16 bits would round a scale after its values were chosen
 
@@ -46,12 +44,7 @@ class CacheScales:
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Heads x [..., head_dim] of any float dtype → values in ``dtype`` (int8, e4m3), fp32 scales [...]."""
-    if dtype == E4M3:
-        wide = x.float()
-        most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
-        values = (wide * (E4M3_MOST / most)).clamp(-E4M3_MOST, E4M3_MOST).to(E4M3)
-        return values, (most / torch.full_like(most, E4M3_MOST))[..., 0]  # by a tensor: as int8_rows.py
-    rows = quantize_rows(x.reshape(-1, x.shape[-1]))
+    rows = quantize_rows(x.reshape(-1, x.shape[-1]), dtype=dtype)
     return rows.values.view(x.shape), rows.scales.view(x.shape[:-1])
 
 

@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache.int8_cache_values import cache_values_of
-from ingot.kernels.rows.int8_round import as_wide
+from ingot.kernels.rows.int8_round import as_wide, numbers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def store_heads(
     keys, values = places.k + cols[None, :], places.v + cols[None, :]
     kept = x
     if NARROW:
-        kept = cache_values_of(x.to(tl.float32), inverse[:, None], places.k.dtype.element_ty)
+        kept = numbers_of(x.to(tl.float32), inverse[:, None], places.k.dtype.element_ty)
         keys, values = as_wide(keys, dtype), as_wide(values, dtype)
     tl.store(keys, kept, mask=stored.k & inside[None, :])
     tl.store(values, kept, mask=stored.v & inside[None, :])

@@ -1,7 +1,4 @@
-"""Values of a KV cache in 8 bits inside kernels: rounded by the rule of cache_scales.py, widened, multiplied.
-
-    scale, inverse = cache_scale_of(most, tl.float8e4nv)
-    tl.store(key_ptr + places, cache_values_of(wide, inverse[:, None], tl.float8e4nv), mask=inside)
+"""Values of a KV cache in 8 bits inside kernels: widened, multiplied. int8_round.py rounds them.
 
     k = widened(k, tl.float16, ASM)
 
@@ -22,45 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache.cache_scales import E4M3_MOST
 from ingot.kernels.cache.cache_tile import tile_rows
-from ingot.kernels.rows.int8_round import nearest, numbers_of, scale_of
-from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE
+from ingot.kernels.rows.int8_round import nearest
 
 LEAST_SCALE = tl.constexpr(1e-30)  # below any scale
-_MOST = tl.constexpr(E4M3_MOST)
-_LEAST = tl.constexpr(LEAST_MAGNITUDE)
-_EXPONENT = tl.constexpr(0x7F800000)
-_LEAST_POWER = tl.constexpr((127 - 6) << 23)  # 2^-6: below it e4m3 has steps of one size
-# 1.5 · 2^20 times the power of two of a value: added, it leaves three bits below the value's point.
-_UP = tl.constexpr(20 << 23)
-_HALF = tl.constexpr(1 << 22)
 _QUERY_MOST = tl.constexpr(127 * 128.0)  # the high byte is 127 at most
-
-
-@triton.jit
-def cache_scale_of(most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The scale for a head's largest magnitude in a cache of DTYPE (int8, fp8e4nv), and its inverse."""
-    if tl.float8e4nv == DTYPE:
-        most = tl.maximum(most, _LEAST)
-        scale, inverse = tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
-    else:
-        scale, inverse = scale_of(most)
-    return scale, inverse
-
-
-@triton.jit
-def cache_values_of(wide: tl.tensor, inverse: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """fp32 as values of DTYPE (int8, fp8e4nv): nearest, ties to even, clamped."""
-    if tl.float8e4nv == DTYPE:
-        cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
-        power = tl.maximum(cut.to(tl.int32, bitcast=True) & _EXPONENT, _LEAST_POWER)
-        shift = ((power + _UP) | _HALF).to(tl.float32, bitcast=True)
-        # Rounded here, so that the cast is exact: the interpreter rounds differently.
-        values = ((cut + shift) - shift).to(tl.float8e4nv)
-    else:
-        values = numbers_of(wide, inverse)
-    return values
 
 
 def _turned(source: str) -> str:

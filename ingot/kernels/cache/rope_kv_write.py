@@ -19,10 +19,10 @@ import triton.language as tl
 
 from ingot.kernels.cache.cache_scales import write_tokens
 from ingot.kernels.cache.cached_heads import QkvParts, Roles, head_columns, largest, normed, store_heads
-from ingot.kernels.cache.int8_cache_values import cache_scale_of
 from ingot.kernels.cache.qkv_placement import HeadNorms, Placement
 from ingot.kernels.kernel_checks import expect, expect_float, merge_tiles, next_power_of_two, runs_on_gpu
 from ingot.kernels.launch_overlap import launch_options, other_overlap, start_next, wait_for_previous
+from ingot.kernels.rows.int8_round import scale_of
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def rope_kv_write_kernel(
             most = tl.maximum(largest(turned_first, dtype), largest(turned_second, dtype))
         if 2 * HALF < HEAD_DIM:
             most = tl.maximum(most, largest(tail, dtype))
-        scale, inverse = cache_scale_of(most, key_ptr.dtype.element_ty)
+        scale, inverse = scale_of(most, key_ptr.dtype.element_ty)
         # Scales have the caches' shape without the channels.
         row = offset // HEAD_DIM + (heads - HEADS) % KV_HEADS * (head_stride // HEAD_DIM)
         tl.store(key_scale_ptr + row, scale, mask=is_k & has_slot)

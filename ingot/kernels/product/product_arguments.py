@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_range
-from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expect_int4
 from ingot.kernels.weight.stored_weight import StoredWeight
 
@@ -176,7 +176,8 @@ def sums_argument(
 
 def expect_product(x: Int8Rows, weight: AnyInt8, outputs: int | None = None) -> None:
     """Raise unless a product can read these rows and this weight."""
-    expect("x", x.values, (None, None), like=x.values, dtype=torch.int8)
+    kind = E4M3 if x.values.dtype == E4M3 and not isinstance(weight, Int4Weight) else torch.int8
+    expect("x", x.values, (None, None), like=x.values, dtype=kind)
     rows, columns = x.values.shape
     expect_range("the width", columns, 1, MAX_WIDTH)
     if x.group:

@@ -1,7 +1,7 @@
-"""Rounding to 8 bits inside kernels, to the bit by the rule of int8_rows.py.
+"""Rounding to 8 bits inside kernels, to the bit by the rule of int8_rows.py; DTYPE is int8 or fp8e4nv.
 
-scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
-tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0), DTYPE)
+tl.store(y_ptr + cols, numbers_of(wide, inverse, DTYPE), mask=inside)
 """
 
 from __future__ import annotations
@@ -10,32 +10,47 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.rows.int8_rows import LEAST, LEAST_MAGNITUDE, MOST
+from ingot.kernels.rows.int8_rows import E4M3_MOST, LEAST, LEAST_MAGNITUDE, MOST
 
 _LOWEST, _MOST = tl.constexpr(float(LEAST)), tl.constexpr(float(MOST))
+_E4M3_MOST = tl.constexpr(E4M3_MOST)
 _LEAST = tl.constexpr(LEAST_MAGNITUDE)
 # Added to a value below 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
 WHOLE = tl.constexpr(12582912.0)
 _WHOLE_BITS = tl.constexpr(0x4B400000)
+_EXPONENT = tl.constexpr(0x7F800000)
+_LEAST_POWER = tl.constexpr((127 - 6) << 23)  # 2^-6: below it e4m3 has steps of one size
+# 1.5 · 2^20 times the power of two of a value: added, it leaves three bits below the value's point.
+_UP = tl.constexpr(20 << 23)
+_HALF = tl.constexpr(1 << 22)
 
 
 @triton.jit
-def scale_of(most: tl.tensor) -> tl.tensor:
+def scale_of(most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
     """The scale for a largest magnitude, and its inverse."""
+    HIGHEST: tl.constexpr = _E4M3_MOST if tl.float8e4nv == DTYPE else _MOST
     most = tl.maximum(most, _LEAST)
-    return tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
+    return tl.div_rn(most, HIGHEST), tl.div_rn(1.0, most) * HIGHEST
 
 
 @triton.jit
-def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
-    """fp32 values as int8; clamped before rounding, so that no multiply and add are fused."""
-    cut = tl.minimum(tl.maximum(wide * inverse, _LOWEST), _MOST)
-    return (cut + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+def numbers_of(wide: tl.tensor, inverse: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """fp32 as values of DTYPE; clamped before rounding, so that no multiply and add are fused."""
+    if tl.float8e4nv == DTYPE:
+        cut = tl.minimum(tl.maximum(wide * inverse, -_E4M3_MOST), _E4M3_MOST)
+        power = tl.maximum(cut.to(tl.int32, bitcast=True) & _EXPONENT, _LEAST_POWER)
+        shift = ((power + _UP) | _HALF).to(tl.float32, bitcast=True)
+        # Rounded here, so that the cast is exact: the interpreter rounds differently.
+        values = ((cut + shift) - shift).to(tl.float8e4nv)
+    else:
+        cut = tl.minimum(tl.maximum(wide * inverse, _LOWEST), _MOST)
+        values = (cut + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+    return values
 
 
 @triton.jit
 def as_wide(places: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The same places of int8 values, stored by a thread in runs as long as those of DTYPE.
+    """The same places of values in 8 bits, stored by a thread in runs as long as those of DTYPE.
 
     Longer runs, which bytes allow, would give threads other channels than in the kernel that stores DTYPE,
     and sums over a row another order, so other bits. The compiler makes a run as long as it can prove places
@@ -57,16 +72,19 @@ def store_int8_row(
 ) -> None:
     """Quantize and store a row [BLOCK] of DTYPE, zeros where not ``inside``, and its scale, unless STATIC."""
     cols = tl.arange(0, wide.shape[0])
-    inverse = row_inverse(tl.max(tl.abs(wide), axis=0), scale_ptr, row, STATIC)
-    tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, inverse), mask=inside)
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    inverse = row_inverse(tl.max(tl.abs(wide), axis=0), scale_ptr, row, STATIC, kind)
+    tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, inverse, kind), mask=inside)
 
 
 @triton.jit
-def row_inverse(most: tl.tensor, scale_ptr: tl.tensor, row: tl.tensor, STATIC: tl.constexpr) -> tl.tensor:
+def row_inverse(
+    most: tl.tensor, scale_ptr: tl.tensor, row: tl.tensor, STATIC: tl.constexpr, DTYPE: tl.constexpr
+) -> tl.tensor:
     """The inverse scale of a row with a largest magnitude; its scale is stored or, if STATIC, read."""
     if STATIC:
         return tl.div_rn(1.0, tl.load(scale_ptr))
-    scale, inverse = scale_of(most)
+    scale, inverse = scale_of(most, DTYPE)
     tl.store(scale_ptr + row, scale)
     return inverse
 

@@ -1,10 +1,12 @@
-"""Activations and weights in 8 bits, the rule that quantizes activations, and the exact product in PyTorch.
+"""Activations and weights in 8 bits, the rule that quantizes activations, and the product in PyTorch.
 
-x = values · scales and W = values · scales. Sums of products of int8 are exact in int32 (up to 131,000
-columns: 2^31 / 128²); scales multiply them once, in fp32. Kernels that write or read such rows are tested
-against this file.
+x = values · scales and W = values · scales, with values in int8 or in e4m3 (1 sign, 4 exponent, 3 fraction
+bits; "FP8 formats for deep learning", Micikevicius et al., 2022). Sums of products of int8 are exact in int32
+(up to 131,000 columns: 2^31 / 128²), those of e4m3 are fp32; scales multiply them once, in fp32. Kernels that
+write or read such rows are tested against this file.
 
     x8 = quantize_rows(x)                              # [M, K] → int8 and one scale per row
+    x8 = quantize_rows(x, dtype=E4M3)                  # e4m3: the largest magnitude becomes 448
     y = int8_product(x8, weight, torch.float16)        # [M, N]
 """
 
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-MOST = 127  # a row's own scale makes values -127 … 127, symmetric around 0;
+E4M3 = torch.float8_e4m3fn
+E4M3_MOST = 448.0  # the largest magnitude of e4m3
+MOST = 127  # of int8: a row's own scale makes values -127 … 127, symmetric around 0;
 LEAST = -128  # with a static scale they are clamped at -128, as in compressed-tensors
 _EXACT = 1024  # columns
 LEAST_MAGNITUDE = 1e-10  # a row of zeros is quantized as if its largest magnitude were this
@@ -25,7 +29,7 @@ class Int8Rows:
     """Activations [M, K].
 
     Attributes:
-        values: int8 [M, K], rows contiguous.
+        values: int8 or e4m3 [M, K], rows contiguous.
         scales: fp32 [M], or [1] for all rows (static, from calibration); with groups [M, K / group].
         group: neighbouring columns of a row that share a scale, a divisor of K; 0: the whole row.
     """
@@ -40,7 +44,7 @@ class Int8Weight:
     """A weight [N, K].
 
     Attributes:
-        values: int8 [N, K], rows contiguous.
+        values: int8 or e4m3 [N, K], rows contiguous.
         scales: fp32 [N], one per output.
         temporary: the previous kernel writes the values; otherwise they are constants, which a product may
             load before that kernel has ended.
@@ -70,25 +74,30 @@ class Int8Sums:
         return sums * self.row_scales[:, None] * self.weight_scales
 
 
-def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None = None) -> Int8Rows:
+def quantize_rows(
+    x: torch.Tensor, group: int = 0, static: torch.Tensor | None = None, dtype: torch.dtype = torch.int8
+) -> Int8Rows:
     """Quantize activations x [M, K] of any float dtype; the rule that every kernel follows.
 
     With m the largest magnitude of a row (or group), the scale is m / 127 and values are x · (127 / m),
-    rounded to the nearest, ties to even, in fp32. With ``static``, fp32 [1], they are x / static, clamped at
-    -128 … 127.
+    rounded to the nearest, ties to even, in fp32. In a ``dtype`` of e4m3 448 takes the place of 127. With
+    ``static``, fp32 [1], values are x / static, clamped at -128 … 127, or -448 … 448.
     """
     wide = x.float()
     if static is not None:
-        return Int8Rows(_rounded(wide, 1.0 / static), static)
+        return Int8Rows(_rounded(wide, 1.0 / static, dtype), static)
+    highest = E4M3_MOST if dtype == E4M3 else MOST
     pieces = wide.unflatten(1, (-1, group)) if group else wide[:, None]
     most = pieces.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
-    values = _rounded(pieces, MOST / most).flatten(1)
+    values = _rounded(pieces, highest / most, dtype).flatten(1)
     # By a tensor: on a GPU PyTorch divides by a scalar by multiplying with its inverse, a last bit off.
-    scales = (most / torch.full_like(most, MOST))[..., 0]
+    scales = (most / torch.full_like(most, highest))[..., 0]
     return Int8Rows(values, scales if group else scales[:, 0], group)
 
 
-def _rounded(wide: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+def _rounded(wide: torch.Tensor, inverse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == E4M3:  # the scale of a row that is not finite says so; no value does
+        return (wide * inverse).nan_to_num_(nan=0.0).clamp_(-E4M3_MOST, E4M3_MOST).to(dtype)
     return (wide * inverse).round().clamp(LEAST, MOST).to(torch.int8)
 
 
@@ -100,19 +109,20 @@ def dequantize_rows(x: Int8Rows) -> torch.Tensor:
 
 
 def int8_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Exact sums of products: int8 [M, K], int8 [N, K] → int32 [M, N]."""
+    """Sums of products: int8 [M, K], int8 [N, K] → exact, int32 [M, N]; of e4m3 fp32."""
     # fp32 holds every integer up to 2^24: sums of 1024 products of 128² are exact in any order.
-    sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
+    kind = torch.float32 if x.dtype == E4M3 else torch.int32
+    sums = torch.zeros(x.shape[0], weight.shape[0], dtype=kind, device=x.device)
     for start in range(0, x.shape[1], _EXACT):
         a, b = x[:, start : start + _EXACT].float(), weight[:, start : start + _EXACT].float()
-        sums += (a @ b.T).to(torch.int32)
+        sums += (a @ b.T).to(kind)
     return sums
 
 
 def int8_product(
     x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x · Wᵀ + bias in ``dtype`` [M, N]: exact sums, scaled in fp32, rounded once."""
+    """x · Wᵀ + bias in ``dtype`` [M, N]: sums, scaled in fp32, rounded once."""
     if x.group:
         sums = torch.zeros(len(x.values), len(weight.values), device=x.values.device)
         for i, c in enumerate(range(0, x.values.shape[1], x.group)):  # ascending: one order for any row

@@ -82,22 +82,25 @@ class OperandOrder:
 
 @dataclass(frozen=True, slots=True)
 class InInt8:
-    """Rows in 8 bits: one scale per row, or a ``static`` one, fp32 [1], for all (int8_rows.py)."""
+    """Rows in 8 bits: one scale per row, or a ``static`` one, fp32 [1], for all (int8_rows.py); ``dtype`` is
+    int8 or e4m3.
+    """
 
     static: torch.Tensor | None = None
+    dtype: torch.dtype = torch.int8
 
     def expect(self, width: int, like: torch.Tensor) -> None:
         """As of ``Ending``: a static scale is [1]."""
         expect_static(self.static, like)
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
-        values = torch.empty((num_rows, width), dtype=torch.int8, device=like.device)
+        values = torch.empty((num_rows, width), dtype=self.dtype, device=like.device)
         scales = row_scales(num_rows, self.static, like.device)
         own = {"y_ptr": values, "scale_ptr": scales, "STATIC": self.static is not None, "WIDTH": width}
         return Int8Rows(values, scales), WHOLE_ROWS | own
 
     def of(self, y: torch.Tensor) -> Rows:
-        return quantize_rows(y, static=self.static)
+        return quantize_rows(y, static=self.static, dtype=self.dtype)
 
 
 @triton.jit

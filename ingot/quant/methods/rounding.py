@@ -20,6 +20,7 @@ import torch
 
 from ingot.device import dtype_name
 from ingot.errors import BuildError, ConfigError
+from ingot.kernels.rows.int8_rows import E4M3, E4M3_MOST
 from ingot.quant.quantized_values import Quantized
 
 BITS = (8, 4)
@@ -81,6 +82,26 @@ def quantize(
         values[start : start + rows] = grid.nearest(blocks).flatten(1)[:, : weight.shape[1]].to(kind)
     scales, zeros = (torch.cat(parts) for parts in zip(*((g.scales, g.zeros) for g in grids), strict=True))
     return as_quantized(values, scales, zeros, bits, group, symmetric, scale_dtype)
+
+
+def quantize_e4m3(weight: torch.Tensor, *, per_tensor: bool = False) -> Quantized:
+    """Every weight [N, K] to its nearest value of e4m3 times its row's scale, largest magnitude / 448, or one
+    of all rows. A row of zeros has scale 1.
+
+    Raises as ``quantize``.
+    """
+    check(weight, BITS[0], 0)
+    values = torch.empty(weight.shape, dtype=E4M3, device=weight.device)
+    rows, kept = max(1, _PIECE // max(weight.shape[1], 1)), []
+    peak = widened(weight.abs().amax()) if per_tensor else None
+    for start in range(0, weight.shape[0], rows):
+        piece = widened(weight[start : start + rows])
+        largest = piece.abs().amax(1) if peak is None else peak.expand(len(piece))
+        scales = _stored(largest / E4M3_MOST, torch.float32)
+        exact = (piece / scales[:, None]).clamp(-E4M3_MOST, E4M3_MOST)
+        values[start : start + rows] = exact.to(E4M3)  # to the nearest, halves to the even one
+        kept.append(scales.float())
+    return Quantized(values, torch.cat(kept), None, BITS[0], 0)
 
 
 def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,29 +1,29 @@
 """Linear layers whose products are of 8 bits on both sides, however the weight is stored.
 
-Sums of products of quantized values are exact, so that a row's outputs depend on that row alone, in any order
+Sums of products of int8 are exact, so that a row's outputs depend on that row alone, in any order
 and with any other rows: such a scheme is its own batch-invariant form.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 
 from ingot.kernels.activation.silu_mul_int8 import quantized
 from ingot.kernels.kernel_checks import runs_on_gpu
 from ingot.kernels.product.int8.int8_linear import int8_linear
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Weight, dequantize_rows, int8_product
 from ingot.kernels.weight.int4_weight import AnyInt8, as_int8
 from ingot.kernels.weight.stored_weight import PIECE
-from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.plain_rows import rounded_e4m3, rounded_rows
 from ingot.quant.schemes.linear_scheme import InputForm, LinearScheme, Tensors
 
 _ROUNDING = 3  # copies of an input that rounding it on a CPU holds
 
 
 class Int8Products(LinearScheme):
-    """y = x · Wᵀ + b with x in 8 bits, by rows or by one scale, and W as int8 values and a scale per row."""
+    """y = x · Wᵀ + b with x in 8 bits, by rows or by one scale, and W in 8 bits with a scale per row."""
 
     form: ClassVar[InputForm] = "int8"
     packs_fp32: ClassVar[bool] = True
@@ -42,8 +42,8 @@ class Int8Products(LinearScheme):
 
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
         if self.static:
-            return quantized(x, static=tensors["input_scale"])
-        return quantized(x, self.input_group)
+            return quantized(x, static=tensors["input_scale"], dtype=self.input_dtype)
+        return quantized(x, self.input_group, dtype=self.input_dtype)
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
@@ -56,6 +56,8 @@ class Int8Products(LinearScheme):
         return tensors.get("bias")
 
     def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
+        if self.input_dtype == E4M3:
+            return rounded_e4m3(x, self.input_group, flips=flips)
         return rounded_rows(x, self.input_group, tensors.get("input_scale"), flips=flips)
 
     def workspace_bytes(
@@ -77,7 +79,7 @@ class Int8Products(LinearScheme):
         """Of a weight that is written as int8 for each product."""
         return 0
 
-    def batch_invariant(self) -> Self:
+    def batch_invariant(self) -> LinearScheme:
         return self
 
 

@@ -42,13 +42,14 @@ class LinearScheme(ABC):
     """Stores y = x · Wᵀ + b, W [out_features, in_features], as named tensors and computes it from them.
 
     Attributes:
-        form: in which its products take their input: rows in the model's dtype, int8 rows with scales, or
-            int8 rows by blocks of channels.
+        form: in which its products take their input: rows in the model's dtype, rows in 8 bits with scales,
+            or int8 rows by blocks of channels.
         dense: whether the weight is a matrix for the matrix library.
         small_products: whether the small kernels may multiply by ``stored`` in the scheme's place.
         fixed: the floating-point tensors that keep their dtype when a model computes in another.
         by_place: whether rounding depends on which channel is where.
         packs_fp32: whether weights are packed from fp32, whatever the engine's dtype.
+        input_dtype: of quantized rows, int8 or e4m3.
         static: whether activations have one scale, the tensor ``input_scale``.
         input_group: neighbouring activations that share a scale; 0: the whole row.
         ordered: whether the input's channels are gathered in another order, the tensor ``order``.
@@ -59,6 +60,7 @@ class LinearScheme(ABC):
     fixed: ClassVar[frozenset[str]] = frozenset()
     by_place: ClassVar[bool] = False
     packs_fp32: ClassVar[bool] = False
+    input_dtype: ClassVar[torch.dtype] = torch.int8
 
     @property
     @abstractmethod

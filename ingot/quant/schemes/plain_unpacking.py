@@ -71,6 +71,17 @@ def grid_of_int8(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
     return _with_ends((values.float() * rows)[:, None], rows, -127 * rows, 127 * rows)
 
 
+def grid_of_e4m3(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
+    """Of values [N, K] in e4m3 with a scale per row, by their bits: sign, exponent plus 7, fraction."""
+    bits = values.view(torch.uint8).int()
+    power, fraction = (bits >> 3) & 15, (bits & 7).float()
+    size = torch.where(power > 0, torch.ldexp(1 + fraction / 8, power - 7), torch.ldexp(fraction, power - 9))
+    size = torch.where((bits & 127) == 127, torch.nan, size)
+    rows = scales.float()[:, None]
+    meant = torch.where(bits > 127, -size, size) * rows
+    return _with_ends(meant[:, None], rows, -448 * rows, 448 * rows)
+
+
 def grid_of_blocks(values: torch.Tensor, scales: torch.Tensor, block: int) -> PlainGrid:
     """Of RPTQ's values of 4 bits times a whole factor of their block: the largest that divides them all."""
     blocks = in_groups(values.float(), block)

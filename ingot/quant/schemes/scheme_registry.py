@@ -21,6 +21,7 @@ from ingot.config.quantization.scheme_table import (
 from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.quant.quantized_values import Values
+from ingot.quant.schemes.fp8_both import Fp8Both
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.int8_blocks import Int8Blocks
 from ingot.quant.schemes.int8_both import Int8Both
@@ -126,6 +127,10 @@ def _int8_both(config: QuantConfig, place: InputPlace) -> LinearScheme:
     return Int8Both(static, per_tensor, 0 if static else place.group)
 
 
+def _fp8_both(config: QuantConfig, place: InputPlace) -> LinearScheme:
+    return Fp8Both(config.weight_scales == "tensor")
+
+
 def _int4_in_int8(config: QuantConfig, place: InputPlace) -> LinearScheme:
     assert config.group is not None
     return Int4InInt8(config.group, place.group)
@@ -140,6 +145,7 @@ def _int8_blocks(config: QuantConfig, place: InputPlace) -> LinearScheme:
 MAKERS: dict[str, Maker] = {
     "none": lambda config, place: Dense(),
     "w8a8": _int8_both,
+    "w8a8-fp8": _fp8_both,
     "w4a8": _int4_in_int8,
     **dict.fromkeys(weight_only_schemes(), _weight_only),
     **dict.fromkeys(block_schemes(), _int8_blocks),

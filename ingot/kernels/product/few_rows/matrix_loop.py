@@ -1,7 +1,7 @@
 """The matrix product of a decode step for 2 to 64 rows: x · Wᵀ with the weight as the left operand.
 
 The loop streams a tile of the weight through shared memory, several steps ahead and already while the
-previous kernel runs. Rows and weight are both floats or both int8; the rows come normalised.
+previous kernel runs. Rows and weight are both floats, both int8 or both e4m3; the rows come normalised.
 
     acc = matrix_tile(x, weight, rows, live, first, steps, LOOP)  # [BLOCK_N, BLOCK_T] fp32
 """
@@ -46,8 +46,13 @@ def _row_scales(x: InputRows, token: tensor, group: tensor, GROUPS: constexpr) -
 
 @triton.jit
 def _add(acc: tensor, w: tensor, x: tensor, scales: tensor, GROUPED: constexpr) -> tensor:
-    """acc + w · xᵀ; GROUPED: the int32 product times the rows' scales."""
-    if GROUPED:
+    """acc + w · xᵀ; GROUPED: the product times the rows' scales. Tensor cores keep few bits of sums of e4m3,
+    so those of each step join fp32 sums.
+    """
+    if x.dtype == tl.float8e4nv:
+        product = tl.dot(w, tl.trans(x), max_num_imprecise_acc=x.shape[1])
+        acc += product * scales[None, :] if GROUPED else product
+    elif GROUPED:
         acc += tl.dot(w, tl.trans(x), out_dtype=tl.int32).to(tl.float32) * scales[None, :]
     elif x.dtype == tl.int8:
         acc = tl.dot(w, tl.trans(x), acc, out_dtype=tl.int32)
@@ -63,7 +68,7 @@ def matrix_tile(
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
     ``first``: [BLOCK_N, BLOCK_T] fp32. Rows that are not ``live`` (None: all are) are not read.
 
-    Values of 8 bits are multiplied exactly; without scales of x the sums stay int32. If GROUP columns of x
+    Values of int8 are multiplied exactly; without scales of x the sums stay int32. If GROUP columns of x
     share a scale, a step is such a group, and BLOCK_K is at least as wide.
 
     With PREFETCH 1 and 2 only the weight's loads are pipelined: the compiler starts them ahead of the loop,
@@ -81,7 +86,7 @@ def matrix_tile(
     dtype: constexpr = x.ptr.dtype.element_ty
     LINE: constexpr = LINE_BYTES // (dtype.primitive_bitwidth // 8)
     INT8: constexpr = dtype == tl.int8
-    GROUPED: constexpr = INT8 and GROUP > 0
+    GROUPED: constexpr = dtype.primitive_bitwidth == 8 and GROUP > 0
     SPAN: constexpr = GROUP if GROUPED else BLOCK_K
     GROUPS: constexpr = K // GROUP if GROUPED else 1
     MASKED: constexpr = K % BLOCK_K != 0 or SPAN < BLOCK_K

@@ -16,7 +16,7 @@ import triton
 from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, multiprocessors, next_power_of_two
 from ingot.kernels.launch_overlap import launch_options
 from ingot.kernels.product.product_arguments import ProductLoop
-from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
 from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS, small_int8_tiles, whole_steps
 from ingot.kernels.tiles.product_tiles import WeightShape, settled, small_tiles, split_tiles, whole_chunks
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
@@ -103,7 +103,7 @@ def int8_launch(
         sides, four_bits = (x.values, weight.pairs), weight.group
         fits = all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
     temporary = not isinstance(weight, Int4Weight) and weight.temporary
-    stored = (four_bits, fits, temporary)
+    stored = (four_bits, fits, temporary, x.values.dtype == E4M3)
     return _int8_launch(op, x.values.shape[0], shape, x.values.device, given, stored)
 
 
@@ -114,11 +114,11 @@ def _int8_launch(
     sizes: tuple[int, int, int, int],
     device: torch.device,
     given: Given,
-    stored: tuple[int, bool, bool],
+    stored: tuple[int, bool, bool, bool],
 ) -> ResolvedLaunch:
     op, shape = _Op(*named), WeightShape(*sizes)
-    (four_bits, fits, temporary), group, split = stored, shape.group, op.name == "parts"
-    defaults = small_int8_tiles(rows, *shape[:2], device, group, split, four_bits > 0)
+    (four_bits, fits, temporary, e4m3), group, split = stored, shape.group, op.name == "parts"
+    defaults = small_int8_tiles(rows, *shape[:2], device, group, split, four_bits > 0, e4m3)
     choice = whole_steps(merge_tiles(defaults, dict(given)), group)
     if op.name == "qkv":  # a tile's rows are two runs, half a head apart
         fits &= op.rotary in (0, op.head_dim) and op.head_dim // 2 % (choice["BLOCK_N"] // 2) == 0

@@ -1,4 +1,4 @@
-"""Products of up to 64 rows and a weight, both in 8 bits: exact sums, scaled once. int8_linear.py calls them.
+"""Products of up to 64 rows and a weight, both in 8 bits: sums, scaled once. int8_linear.py calls them.
 
 parts = small_int8_parts_triton(x8, weight)      # sum_norm adds them up
 """
@@ -13,7 +13,7 @@ import torch
 from ingot.kernels.product.few_rows.few_rows_kernels import few_linear_kernel
 from ingot.kernels.product.few_rows.resolved_launch import LINEAR, PARTS, ResolvedLaunch, int8_launch
 from ingot.kernels.product.product_arguments import scale_stride, sums_argument
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums
 from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
 
@@ -81,8 +81,9 @@ def small_int8_parts_triton(
     """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
     launch = int8_launch(PARTS, x, weight, tiles)
     shape = (launch.splits, x.values.shape[0], len(weight.scales))
-    dtype = torch.float32 if x.group else torch.int32
+    scaled = bool(x.group) or x.values.dtype == E4M3
+    dtype = torch.float32 if scaled else torch.int32
     y = torch.empty(shape, dtype=dtype, device=x.values.device)
     if y.numel():
         _launch(x, weight, None, None, y, launch)
-    return y if x.group else Int8Sums(y, x.scales, weight.scales)
+    return y if scaled else Int8Sums(y, x.scales, weight.scales)

@@ -22,13 +22,27 @@ from ingot.kernels.kernel_checks import (
     runs_on_gpu,
 )
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
+from ingot.kernels.product.int8.fp8_library import library_linear, library_takes
 from ingot.kernels.product.int8.int8_matmul import aligned, int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.product.product_arguments import expect_product
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, FEW_PARTS
 from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors
 from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, as_int8
+
+# Of products in e4m3 whose rows must be summed in one order beside any other rows.
+INVARIANT_FP8_TILES = {
+    "BLOCK_M": 64,
+    "BLOCK_N": 128,
+    "MORE_N": 0,
+    "BLOCK_K": 128,
+    "num_warps": 4,
+    "num_stages": 4,
+    "PIECES": 1,
+    "PROGRAMS": 1,
+    "OVERLAP": 1,
+}
 
 
 def int8_linear_reference(
@@ -54,17 +68,17 @@ def int8_linear(
     out: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """y = x W^T + bias + residual; sums are exact, so a row's result depends on that row alone.
+    """y = x W^T + bias + residual; sums of int8 are exact, so a row's result depends on that row alone.
 
     Args:
-        x: [M, K] in 8 bits, any M.
-        weight: [N, K] in 8 bits, or 4 inside 8, a constant, as in :func:`small_linear`.
+        x: [M, K] in 8 bits, int8 or e4m3, any M.
+        weight: [N, K] in the same, or 4 bits inside 8, a constant, as in :func:`small_linear`.
         dtype: fp16, bf16 or fp32, of the result.
         bias: [N] or None, in ``dtype`` or fp32.
         residual: [M, N] or None, in ``dtype``; added after the bias.
         out: [M, N] contiguous, receives the result; may be ``residual``. None: a new tensor.
-        tiles: for up to 64 rows as of :func:`small_linear`, with BLOCK_T of 8 and more; for more as of
-            ``large_int8_tiles`` (int8_tiles.py).
+        tiles: for up to 64 rows as of :func:`small_linear`, with BLOCK_T of 8 and more; for more, or with
+            BLOCK_M, as of ``large_int8_tiles`` (int8_tiles.py).
 
     Returns:
         [M, N] in ``dtype``: ``out``, or a new tensor.
@@ -83,7 +97,10 @@ def int8_linear(
         expect_contiguous("out", out)
     if not runs_on_gpu(x.values):
         return int8_linear_reference(x, weight, dtype, bias, residual, out)
-    if shape[0] <= MAX_ROWS:
+    plain = residual is None and out is None and not tiles
+    if plain and isinstance(weight, Int8Weight) and library_takes(x, weight, dtype, bias):
+        return library_linear(x, weight, dtype, bias)
+    if shape[0] <= MAX_ROWS and not (tiles and "BLOCK_M" in tiles):
         return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
     return int8_matmul_triton(x, whole_int8(weight), dtype, bias, residual, out, tiles)
 
@@ -97,22 +114,23 @@ def int8_linear_parts(
         x: [M, K] in 8 bits, M up to ``DECODE_ROWS``.
         weight: [N, K] in 8 bits, or 4 inside 8, a constant, as in :func:`small_linear`.
         tiles: as of :func:`int8_linear`, and ``SPLITS``; of rows with groups BLOCK_K is the group's. Those
-            with BLOCK_M are of many rows, the default beyond ``FEW_PARTS`` rows where there are descriptors.
+            with BLOCK_M are of many rows, for int8 the default beyond ``FEW_PARTS`` rows where there are
+            descriptors.
 
     Returns:
-        The exact sums; of rows with groups [SPLITS, M, N] fp32, scaled. On the CPU one part.
+        The exact sums; of e4m3, and of rows with groups, [SPLITS, M, N] fp32, scaled. On the CPU one part.
     """
     expect_product(x, weight)
     expect_range("the number of rows", x.values.shape[0], 0, DECODE_ROWS)
     if not runs_on_gpu(x.values):
         weight = as_int8(weight)
-        if x.group:
+        if x.group or x.values.dtype == E4M3:
             return int8_product(x, weight, torch.float32)[None]
         return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
     many = x.values.shape[0] > MAX_ROWS
     if tiles:
         many |= "BLOCK_M" in tiles
-    elif x.values.shape[0] > FEW_PARTS and has_descriptors(x.values.device):
+    elif x.values.shape[0] > FEW_PARTS and has_descriptors(x.values.device) and x.values.dtype != E4M3:
         many |= isinstance(weight, Int4Weight) or aligned(x, weight)
     if many:
         return int8_matmul_parts_triton(x, whole_int8(weight), tiles)

@@ -1,4 +1,4 @@
-"""The product of many rows and a weight, both in 8 bits: exact sums, scaled once, with bias and residual sum.
+"""The product of many rows and a weight, both in 8 bits: sums, scaled once, with bias and residual sum.
 
 In a persistent kernel programs walk the tiles of the result, or of partial sums, in an order that keeps both
 operands in L2. Operands are read through tensor descriptors (TMA) if they are aligned and the GPU has them,
@@ -22,19 +22,22 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, multiprocessors
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.product.product_arguments import Sums, scale_stride, sums_argument
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 
+EXACT_COLUMNS = 128  # of e4m3, whose sums in the tensor cores keep few bits
+
 
 class LargeLoop(NamedTuple):
-    """The kernel's constants: outputs, columns, the group of x, whether programs walk the tiles, whether
-    descriptors read both operands; then tiles, see ``large_int8_tiles``.
+    """The kernel's constants: outputs, columns, the group of x, whether values are e4m3, whether programs
+    walk the tiles, whether descriptors read both operands; then tiles, see ``large_int8_tiles``.
     """
 
     N: int
     K: int
     GROUP: int
+    E4M3: bool
     WALK: bool
     TMA: bool
     BLOCK_M: int
@@ -45,6 +48,7 @@ class LargeLoop(NamedTuple):
     PIECES: int
     SPLITS: int
     OVERLAP: int
+    EXACT: int
 
 
 class Large(NamedTuple):
@@ -73,8 +77,18 @@ def _operand(
         rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, LOOP.BLOCK_K)
         inside = (rows < end)[:, None] & ((column + cols < LOOP.K) & (cols < SPAN))[None, :]
         places = source + (rows.to(tl.int64) * stride)[:, None] + (column + cols)[None, :]
-        tile = tl.load(places, mask=inside, other=0)
+        tile = tl.load(places, mask=inside, other=0.0)
     return tile
+
+
+@triton.jit
+def _dot(a: tensor, w: tensor, acc: tensor, SUMS: constexpr, LOOP: constexpr) -> tensor:
+    """acc + a · wᵀ. Tensor cores keep few bits of sums of e4m3: with EXACT those of so many columns join fp32
+    sums, otherwise of all.
+    """
+    if LOOP.EXACT > 0:
+        return tl.dot(a, tl.trans(w), acc, max_num_imprecise_acc=LOOP.EXACT, out_dtype=SUMS)
+    return tl.dot(a, tl.trans(w), acc, out_dtype=SUMS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -109,6 +123,7 @@ def int8_matmul_kernel(
     TILE_N: constexpr = BLOCK_N + MORE_N
     TILES_N: constexpr = (N + TILE_N - 1) // TILE_N
     WIDTH: constexpr = BLOCK_N // LOOP.PIECES
+    SUMS: constexpr = tl.float32 if LOOP.E4M3 else tl.int32
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
     first_step = 0
     y_ptr = out.y
@@ -130,9 +145,9 @@ def int8_matmul_kernel(
             group = tl.minimum(first_step, ALL_STEPS - 1)
             x_scales = tl.load(x_scale_places + group, mask=real, other=0.0)
         else:
-            acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
+            acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=SUMS)
             if MORE_N > 0:
-                more = tl.zeros([BLOCK_M, MORE_N], dtype=tl.int32)
+                more = tl.zeros([BLOCK_M, MORE_N], dtype=SUMS)
         for step in tl.range(0, STEPS):
             column = (first_step + step) * SPAN
             a = _operand(x_source, x.stride, first_row, num_rows, column, BLOCK_M, LOOP)
@@ -140,16 +155,16 @@ def int8_matmul_kernel(
             if GROUP > 0:
                 group = tl.minimum(first_step + step + 1, ALL_STEPS - 1)
                 ahead = tl.load(x_scale_places + group, mask=real, other=0.0)
-                acc += tl.dot(a, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
+                acc += _dot(a, w, None, SUMS, LOOP).to(tl.float32) * x_scales[:, None]
                 x_scales = ahead
             else:
                 if MORE_N > 0:
                     more_w = _operand(
                         more_source, weight.stride, first_output + BLOCK_N, N, column, MORE_N, LOOP
                     )
-                acc = tl.dot(a, tl.trans(w), acc, out_dtype=tl.int32)
+                acc = _dot(a, w, acc, SUMS, LOOP)
                 if MORE_N > 0:
-                    more = tl.dot(a, tl.trans(more_w), more, out_dtype=tl.int32)
+                    more = _dot(a, more_w, more, SUMS, LOOP)
         if GROUP == 0:
             x_scales = tl.load(x_scale_places, mask=real, other=0.0)
         if LOOP.PIECES == 2:
@@ -226,9 +241,12 @@ def _choice(
     x: Int8Rows, weight: Int8Weight, itemsize: int, split: bool, tiles: Mapping[str, int] | None
 ) -> dict[str, int]:
     (rows, width), outputs = x.values.shape, weight.values.shape[0]
-    machine = machine_of(x.values.device)
-    defaults = large_int8_tiles(rows, outputs, width, itemsize, machine, x.group, aligned(x, weight), split)
-    return whole_steps(merge_tiles(defaults, tiles), x.group)
+    machine, e4m3 = machine_of(x.values.device), x.values.dtype == E4M3
+    # Sums that join others take registers, as scaled ones of groups do.
+    group = x.group or EXACT_COLUMNS * e4m3
+    defaults = large_int8_tiles(rows, outputs, width, itemsize, machine, group, aligned(x, weight), split)
+    choice = whole_steps(merge_tiles(defaults | {"EXACT": EXACT_COLUMNS * e4m3}, tiles), x.group)
+    return choice | {"EXACT": min(choice["EXACT"], choice["BLOCK_K"])}
 
 
 def _launch(
@@ -245,7 +263,9 @@ def _launch(
     count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, tile_outputs(choice))
     at_once = choice["PROGRAMS"] * multiprocessors(y.device) // choice["SPLITS"]
     walk = choice["PROGRAMS"] > 0
-    loop = LargeLoop(outputs, width, x.group, walk, tma, **{n: choice[n] for n in LargeLoop._fields[5:]})
+    e4m3 = x.values.dtype == E4M3
+    sizes = {name: choice[name] for name in LargeLoop._fields[6:]}
+    loop = LargeLoop(outputs, width, x.group, e4m3, walk, tma, **sizes)
     int8_matmul_kernel[(min(count, max(at_once, 1)) if walk else count, choice["SPLITS"])](
         _source(x.values, choice["BLOCK_M"], choice, tma),
         _source(weight.values, choice["BLOCK_N"], choice, tma),
@@ -284,10 +304,11 @@ def int8_matmul_parts_triton(
     x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    dtype = torch.float32 if x.group else torch.int32
+    scaled = bool(x.group) or x.values.dtype == E4M3
+    dtype = torch.float32 if scaled else torch.int32
     choice = _choice(x, weight, dtype.itemsize, True, tiles)
     shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
     y = torch.empty(shape, dtype=dtype, device=x.values.device)
     if y.numel():
         _launch(x, weight, None, None, y, choice)
-    return y if x.group else Int8Sums(y, x.scales, weight.scales)
+    return y if scaled else Int8Sums(y, x.scales, weight.scales)

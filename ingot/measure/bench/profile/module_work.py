@@ -34,7 +34,7 @@ def of_linear(linear: Linear, x: Rows) -> LeastWork:
     """2 operations per element of the weight and row."""
     values = x.values if isinstance(x, (Int8Rows, OperandRows)) else x
     rows = values.numel() // linear.in_features
-    itemsize = 2 if values.dtype == torch.int8 else values.itemsize
+    itemsize = 2 if values.itemsize == 1 else values.itemsize
     weight = sum(parameter.nbytes for parameter in linear.parameters())
     moved = weight + values.nbytes + rows * linear.out_features * itemsize
     return LeastWork(moved, 2.0 * rows * linear.in_features * linear.out_features)

@@ -46,6 +46,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "kernels.product.invariant_linear",
         "kernels.weight.dequantize",
         "kernels.weight.expand_int8",
+        "quant.schemes.fp8_both",
         "quant.schemes.int8_products",
         "quant.schemes.weight_only",
     ),

@@ -194,8 +194,9 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
                 fix="give the original checkpoint",
             )
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        # Layers in the engine's dtype; where the scheme is rotated, after the rotation.
-        kept = wanted.quant.replace(layers={"*": DENSE}) if wanted.quant.rotation else QuantConfig()
+        # Layers in the engine's dtype, dequantized; where the scheme is rotated, after the rotation.
+        widened = wanted.quant.rotation or source.packed is not None
+        kept = wanted.quant.replace(layers={"*": DENSE}) if widened else QuantConfig()
         assembly = Assembly.of(source, build, kept)
         samples = samples_of(source, assembly.model_config, data, wanted.reading)
         layers = options_of(assembly, wanted.quant, ladder)
