@@ -6,23 +6,23 @@ dense; what makes the step faster stays for the next product. Candidates are rep
 stands, so that the GPU's clocks favour none, and each one's logits are compared with the first step's. All
 kernels are compiled by as many processes as there are cores, before.
 
-    python benchmarks/narrow_steps.py large-v3 small --cases w8a8:1 w8a16:1 none:64 w8a8:64 --json narrow.json
-    python benchmarks/narrow_steps.py tiny --cases w8a8:1 none:3 --dry     # on a CPU: tries the script
+    python benchmarks/narrow_steps.py large-v3/none:64 large-v3/w8a8:1 small/none:64 --json narrow.json
+    python benchmarks/narrow_steps.py tiny/w8a8:1 tiny/none:3 --dry       # on a CPU: tries the script
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,12 +31,12 @@ from typing import Any
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from whisper import NAMES, SHAPES  # noqa: E402
+from whisper import SHAPES  # noqa: E402
 
 from ingot import LLM  # noqa: E402
 from ingot.config.runtime_config import RuntimeConfig  # noqa: E402
 from ingot.kernels.product.few_rows import resolved_launch  # noqa: E402
-from ingot.layers import layer_products, product_choice  # noqa: E402
+from ingot.layers import cross_attention, layer_products, product_choice  # noqa: E402
 from ingot.layers.product_choice import ALL, NONE, ProductChooser  # noqa: E402
 from ingot.measure.bench.profile.profiled_step import ReadyStep, ready_step  # noqa: E402
 from ingot.runtime.step.graphs import DecodeGraphs  # noqa: E402
@@ -49,40 +49,42 @@ NAMES_STRAIGHT = ("BLOCK_N", "num_warps", "FRAGMENTS", "SPLITS")
 # fmt: off
 # ruff: noqa: E501
 ONE_INT8 = {
-    "linear": [(16, 256, 1, 5, 0, 1), (16, 256, 2, 5, 0, 1), (16, 256, 4, 5, 0, 1), (16, 512, 2, 3, 0, 1),
-               (16, 512, 4, 3, 0, 1), (32, 256, 4, 5, 0, 1), (32, 512, 4, 3, 0, 1), (16, 128, 2, 8, 0, 1),
-               (16, 1024, 4, 2, 0, 1)],
+    "linear": [(16, 256, 1, 5, 0, 1), (16, 256, 2, 5, 0, 1), (16, 256, 4, 5, 0, 1), (16, 512, 4, 3, 0, 1),
+               (32, 256, 4, 5, 0, 1), (32, 512, 4, 3, 0, 1), (16, 1024, 4, 2, 0, 1)],
     "qkv": [(16, 256, 2, 5, 0, 1), (32, 256, 4, 5, 0, 1), (32, 512, 4, 3, 0, 1), (16, 512, 4, 3, 0, 1),
-            (64, 256, 4, 4, 0, 1), (16, 256, 1, 5, 0, 1)],
-    "parts": [(16, 256, 2, 5, 0, 1, 1), (16, 256, 2, 3, 0, 1, 2), (32, 256, 2, 3, 0, 1, 5), (16, 256, 2, 4, 0, 1, 4),
-              (32, 256, 4, 3, 0, 1, 2), (32, 256, 4, 4, 0, 1, 8), (64, 256, 4, 2, 0, 1, 5), (16, 512, 4, 3, 0, 1, 1),
-              (32, 512, 4, 3, 0, 1, 4), (16, 512, 2, 3, 0, 1, 4), (64, 256, 4, 4, 0, 1, 10), (32, 128, 2, 5, 0, 1, 5),
-              (32, 256, 2, 4, 0, 1, 4)],
-}  # fmt: skip
+            (64, 256, 4, 4, 0, 1)],
+    "parts": [(16, 256, 2, 5, 0, 1, 1), (16, 256, 2, 3, 0, 1, 2), (32, 256, 2, 3, 0, 1, 5),
+              (16, 256, 2, 4, 0, 1, 4), (32, 256, 4, 3, 0, 1, 2), (32, 256, 4, 4, 0, 1, 8),
+              (64, 256, 4, 2, 0, 1, 5), (16, 512, 4, 3, 0, 1, 1), (16, 512, 2, 3, 0, 1, 4)],
+}
 ONE_STRAIGHT = {
-    "linear": [(16, 4, 1, 1), (16, 2, 1, 1), (16, 8, 1, 1), (16, 4, 2, 1), (32, 8, 1, 1), (32, 2, 1, 1)],
-    "qkv": [(32, 2, 1, 1), (32, 8, 1, 1), (64, 4, 1, 1), (32, 4, 2, 1)],
-    "parts": [(16, 4, 1, 1), (16, 2, 1, 2), (16, 4, 1, 2), (32, 4, 1, 2), (32, 2, 1, 5), (16, 2, 1, 4),
-              (32, 4, 1, 4), (16, 4, 1, 4), (32, 2, 1, 8), (16, 8, 1, 1), (16, 8, 1, 4)],
-}  # fmt: skip
+    "linear": [(16, 4, 1, 1), (16, 2, 1, 1), (16, 8, 1, 1), (32, 8, 1, 1), (32, 2, 1, 1)],
+    "qkv": [(32, 2, 1, 1), (32, 8, 1, 1), (64, 4, 1, 1)],
+    "parts": [(16, 4, 1, 1), (16, 2, 1, 2), (32, 4, 1, 2), (32, 2, 1, 5), (16, 2, 1, 4), (16, 4, 1, 4),
+              (32, 4, 1, 4), (16, 8, 1, 1)],
+}
 MANY_DENSE = {
-    "linear": [(32, 64, 4, 6, 0, 0), (32, 128, 4, 4, 0, 0), (32, 128, 4, 4, 0, 1), (64, 64, 4, 5, 0, 0),
-               (64, 128, 4, 4, 0, 0), (16, 128, 4, 4, 0, 0), (16, 256, 4, 3, 0, 0), (32, 256, 4, 2, 0, 0),
-               (32, 128, 4, 4, 0, 128), (64, 128, 4, 4, 0, 1), (128, 64, 4, 5, 0, 0)],
-    "qkv": [(32, 128, 4, 4, 0, 0), (32, 64, 4, 6, 0, 0), (64, 64, 4, 5, 0, 0), (64, 128, 4, 4, 0, 0),
-            (32, 128, 4, 4, 0, 1), (64, 128, 4, 4, 0, 128)],
-    "parts": [(64, 64, 4, 5, 0, 0, 4), (64, 128, 4, 3, 0, 0, 5), (64, 128, 4, 3, 0, 0, 2), (32, 128, 4, 4, 0, 0, 2),
-              (32, 128, 4, 4, 0, 0, 4), (128, 64, 4, 5, 0, 0, 5), (64, 256, 4, 2, 0, 0, 5), (64, 64, 4, 6, 0, 0, 8),
-              (64, 128, 4, 4, 0, 0, 8), (64, 128, 4, 4, 0, 128, 5), (32, 128, 4, 4, 0, 0, 1), (128, 128, 8, 3, 0, 0, 8)],
-}  # fmt: skip
+    "linear": [(32, 128, 4, 4, 0, 0), (32, 128, 4, 4, 0, 1), (64, 64, 4, 5, 0, 0), (64, 128, 4, 4, 0, 0),
+               (16, 128, 4, 4, 0, 0), (16, 256, 4, 3, 0, 0), (64, 64, 4, 5, 1, 0)],
+    "qkv": [(32, 128, 4, 4, 0, 0), (64, 64, 4, 5, 0, 0), (64, 128, 4, 4, 0, 0), (32, 128, 4, 4, 0, 1),
+            (64, 128, 4, 4, 0, 128)],
+    "parts": [(64, 64, 4, 5, 0, 0, 4), (64, 128, 4, 3, 0, 0, 5), (32, 128, 4, 4, 0, 0, 2), (32, 128, 4, 4, 0, 0, 4),
+              (128, 64, 4, 5, 0, 0, 5), (64, 64, 4, 5, 0, 0, 8), (64, 128, 4, 3, 0, 128, 5), (64, 128, 4, 3, 0, 0, 2)],
+}
 MANY_INT8 = {
-    "linear": [(32, 128, 4, 5, 0, 0), (32, 256, 4, 4, 0, 0), (64, 128, 4, 5, 0, 0), (64, 256, 4, 3, 0, 0),
-               (16, 256, 4, 4, 0, 0), (128, 128, 4, 4, 0, 0), (32, 256, 4, 4, 0, 1)],
-    "qkv": [(32, 128, 4, 5, 0, 0), (32, 256, 4, 4, 0, 0), (64, 128, 4, 5, 0, 0), (64, 256, 4, 3, 0, 0)],
-    "parts": [(64, 256, 4, 3, 0, 0, 4), (64, 256, 4, 2, 0, 0, 5), (32, 256, 4, 3, 0, 0, 4), (64, 128, 4, 4, 0, 0, 4),
-              (32, 256, 4, 3, 0, 0, 2), (128, 128, 4, 4, 0, 0, 5), (64, 256, 4, 4, 0, 0, 10), (32, 256, 4, 4, 0, 0, 1)],
-}  # fmt: skip
-MANY_PARTS: list[Tiles] = [{"BLOCK_M": 64, "SPLITS": splits} for splits in (1, 2, 5, 8, 10)]  # of many rows
+    "linear": [(32, 256, 4, 4, 0, 0), (64, 128, 4, 5, 0, 0), (64, 256, 4, 3, 0, 0), (16, 256, 4, 4, 0, 0)],
+    "qkv": [(32, 256, 4, 4, 0, 0), (64, 128, 4, 5, 0, 0), (64, 256, 4, 3, 0, 0)],
+    "parts": [(64, 256, 4, 2, 0, 0, 5), (32, 256, 4, 3, 0, 0, 2), (32, 256, 4, 3, 0, 0, 4), (128, 128, 4, 4, 0, 0, 5)],
+}
+MANY_PARTS: list[Tiles] = [{"BLOCK_M": 64, "SPLITS": splits} for splits in (2, 5, 8)]  # of many rows
+CROSS: list[Tiles] = [
+    {"MAX_SPLITS": 12}, {"MAX_SPLITS": 6}, {"MAX_SPLITS": 24}, {"MAX_SPLITS": 4}, {"MAX_SPLITS": 3, "PREFETCH": 1},
+    {"MAX_SPLITS": 6, "PREFETCH": 1}, {"MAX_SPLITS": 12, "PREFETCH": 1}, {"OVERLAP": 2},
+    {"BLOCK_N": 64, "num_warps": 1, "MAX_SPLITS": 12}, {"BLOCK_N": 64, "num_warps": 1, "MAX_SPLITS": 6},
+    {"BLOCK_N": 64, "num_warps": 2, "MAX_SPLITS": 12}, {"BLOCK_N": 64, "num_warps": 2, "MAX_SPLITS": 6},
+    {"BLOCK_N": 64, "num_warps": 2, "MAX_SPLITS": 3, "PREFETCH": 1}, {"BLOCK_N": 128, "num_warps": 4, "MAX_SPLITS": 6},
+    {"BLOCK_N": 16, "num_warps": 1, "MAX_SPLITS": 12, "PREFETCH": 1}, {"BLOCK_N": 64, "num_warps": 1, "MAX_SPLITS": 2},
+]
 STANDING: dict[Key, Choice] = {}  # over the defaults, while a step is captured
 DEFAULTS = resolved_launch.small_tiles, resolved_launch.split_tiles, resolved_launch.small_int8_tiles
 
@@ -90,6 +92,8 @@ DEFAULTS = resolved_launch.small_tiles, resolved_launch.split_tiles, resolved_la
 def candidates(quant: str, rows: int, key: Key) -> list[Choice]:
     """What a product may take."""
     op, dense = key[0], quant == "none"
+    if op == "cross":
+        return list(CROSS) if rows > 8 and dense else []
     if quant == "w8a16":
         return [dict(zip(NAMES_STRAIGHT, one, strict=True)) for one in ONE_STRAIGHT[op]]
     table = MANY_DENSE if dense else ONE_INT8 if rows <= 8 else MANY_INT8
@@ -115,12 +119,9 @@ def patch() -> None:
     def over(tiles: Tiles, key: Key) -> Tiles:
         return tiles | (STANDING.get(key) or {})
 
-    def small_tiles(
-        rows: int, weight: Any, itemsize: int, device: torch.device, blocks: bool = True
-    ) -> Tiles:
-        return over(
-            whole(rows, weight, itemsize, device, blocks), _named(weight.out_features, weight.in_features)
-        )
+    def small_tiles(rows: int, weight: Any, itemsize: int, device: torch.device, *rest: bool) -> Tiles:
+        found = whole(rows, weight, itemsize, device, *rest)
+        return over(found, _named(weight.out_features, weight.in_features))
 
     def split_tiles(rows: int, weight: Any, itemsize: int, device: torch.device) -> Tiles:
         return over(split(rows, weight, itemsize, device), ("parts", weight.out_features, weight.in_features))
@@ -139,6 +140,12 @@ def patch() -> None:
         return in_parts(x, weight, STANDING.get(key) if len(x.values) > 8 else None)
 
     layer_products.int8_linear_parts = int8_linear_parts
+    attend = cross_attention.paged_attention
+
+    def paged_attention(q: Any, *given: Any, **named: Any) -> Any:
+        return attend(q, *given, **named, tiles=STANDING.get(("cross", *q.shape[1:])))
+
+    cross_attention.paged_attention = paged_attention
     decoding = ProductChooser._decoding
 
     def chosen(self: ProductChooser, name: str, linear: Any, rows: int, norm: Any) -> Any:
@@ -194,7 +201,9 @@ class Bench:
             ("qkv", layer.self_attn.qkv_proj), ("qkv", layer.encoder_attn.q_proj), ("o", layer.self_attn.o_proj),
             ("gate_up", layer.mlp.up_proj), ("down", layer.mlp.down_proj),
         ]  # fmt: skip
-        return [op_of(name, linear.out_features, linear.in_features) for name, linear in linears]
+        found = [op_of(name, linear.out_features, linear.in_features) for name, linear in linears]
+        config = self.runner.model.config
+        return [("cross", config.num_heads, config.head_dim), *found]
 
     def eager(self, choices: dict[Key, Choice]) -> torch.Tensor:
         """Logits of a step that is launched kernel by kernel."""
@@ -234,16 +243,25 @@ class Bench:
         return replay, logits
 
 
-def compile_share(rank: int, ranks: int, name: str, quant: str, rows: int) -> list[str]:
-    """Build this process's share of a case's kernels; returns what does not run."""
-    patch()
-    bench, failed = Bench(name, quant, rows, 1, "cuda"), []
-    jobs = [(key, one) for key in dict.fromkeys(bench.keys()) for one in candidates(quant, rows, key)]
-    for key, one in jobs[rank::ranks]:
+def compile_share(rank: int, ranks: int, cases: list[tuple[str, str, int]]) -> list[str]:
+    """Build this process's share of all kernels; returns what does not run."""
+    torch.set_num_threads(1)
+    failed = []
+    for case in cases:
         try:
-            bench.eager({key: one})
+            bench = Bench(*case, 1, "cuda")
+            jobs = [(key, one) for key in dict.fromkeys(bench.keys()) for one in candidates(*case[1:], key)]
         except Exception as error:
-            failed.append(f"{key} {one}: {type(error).__name__}")
+            failed.append(f"{case}: {type(error).__name__} {str(error)[:100]}")
+            continue
+        for key, one in jobs[rank::ranks]:
+            try:
+                bench.eager({key: one})
+            except Exception as error:
+                failed.append(f"{case} {key} {one}: {type(error).__name__}")
+        del bench
+        gc.collect()
+        torch.cuda.empty_cache()
     return failed
 
 
@@ -305,39 +323,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shapes", choices=NAMES, nargs="+")
-    parser.add_argument("--cases", nargs="+", default=["w8a8:1", "w8a16:1", "none:64", "w8a8:64"])
+    parser.add_argument("cases", nargs="+", metavar="SHAPE/QUANT:ROWS")
+    parser.add_argument("--processes", type=int, default=14, help="that compile; each takes 3 GB of the GPU")
+    parser.add_argument("--compile-s", type=float, default=70, help="seconds of compiling at most")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which no case begins")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    begun, ranks = time.monotonic(), max((os.cpu_count() or 2) - 1, 1)
+    begun = time.monotonic()
+    cases = [(name, case.split(":")[0], int(case.split(":")[1])) for name, case in
+             (one.split("/") for one in given.cases)]  # fmt: skip
+    patch()
+    if not given.dry:
+        pool = ProcessPoolExecutor(given.processes, multiprocessing.get_context("fork"))
+        jobs = [pool.submit(compile_share, rank, given.processes, cases) for rank in range(given.processes)]
+        ended, late = wait(jobs, timeout=given.compile_s)
+        failed = [one for job in ended for one in ([str(job.exception())] if job.exception() else job.result())]
+        for process in list(pool._processes.values()):  # theirs is memory of the GPU
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+        failed += [f"{len(late)} were late"] if late else []
+        print(f"compiled at {time.monotonic() - begun:.0f} s; {failed}", flush=True)
     record: dict[str, Any] = {
         "command": "python " + " ".join(sys.argv),
         "gpu": "none" if given.dry else torch.cuda.get_device_name(),
         "cases": [],
     }
-    patch()
-    pool = ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn"))
-    for name, case in itertools.product(given.shapes, given.cases):
-        quant, rows = case.split(":")[0], int(case.split(":")[1])
+    for case in cases:
         if time.monotonic() - begun > given.limit_s:
             break
         try:
-            if not given.dry:
-                share = (ranks, name, quant, rows)
-                jobs = [pool.submit(compile_share, rank, *share) for rank in range(ranks)]
-                failed = [one for job in jobs for one in job.result()]
-                print(f"compiled at {time.monotonic() - begun:.0f} s; {failed}", flush=True)
-            record["cases"].append(sweep(name, quant, rows, given))
+            record["cases"].append(sweep(*case, given))
         except Exception as error:
-            print(f"{name} {case}: {type(error).__name__}: {str(error)[:500]}", flush=True)
-        print(f"{name} {case} ended at {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"{case}: {type(error).__name__}: {str(error)[:500]}", flush=True)
+        print(f"{case} ended at {time.monotonic() - begun:.0f} s", flush=True)
+        gc.collect()
         if given.json:
             given.json.write_text(json.dumps(record, default=str) + "\n", encoding="utf-8")
-    pool.shutdown(wait=False, cancel_futures=True)
 
 
 if __name__ == "__main__":

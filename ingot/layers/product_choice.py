@@ -19,6 +19,7 @@ from ingot.kernels.rows.operand_rows import OPERAND_SPAN
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS, MAX_ROWS
+from ingot.kernels.tiles.tile_tables import is_narrow
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import LayerCache
 from ingot.layers.layer_products import (
@@ -44,6 +45,9 @@ NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
 # Plain MLPs (GPT-2): with more rows the matrix library was as fast on an H200, except for the head: with an
 # odd vocabulary size (Whisper) the library took 154 µs to read weights worth 25 µs.
 PLAIN_ROWS: Table = ((8, ALL), (MAX_ROWS, frozenset({"head"})))
+# Narrow ones: their launches take longer than their bytes, and the small kernels' overlap. Measured in steps
+# of Whisper small and large-v3: benchmarks/narrow_steps.py.
+PLAIN_NARROW_ROWS: Table = ((MAX_ROWS, ALL),)
 # fp32 on a GPU: without tensor cores, so that only vector sums of one row are fast.
 FULL_ROWS: Table = ((1, ALL),)
 
@@ -131,7 +135,7 @@ class ProductChooser:
     def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:
         """The product of few decoding rows by one of our kernels; None: by the matrix library."""
         dense = linear.stored().bits == 16
-        if name in small_products(rows, self.dense if dense else self.narrow) or (
+        if name in small_products(rows, self._table(linear, dense=dense)) or (
             not dense and rows <= MAX_ROWS and not self._unpacks(linear)
         ):
             return SmallProduct(
@@ -149,6 +153,12 @@ class ProductChooser:
         device = self.cache.keys.device
         ordered = spans and takes_operand(rows, linear.stored(), device, name in ("o", "down"))
         return PackedProduct(linear, overlap=True, ordered=ordered)
+
+    def _table(self, linear: Linear, *, dense: bool) -> Table:
+        if not dense:
+            return self.narrow
+        plain = self.dense is PLAIN_ROWS and is_narrow(linear.out_features, linear.in_features)
+        return PLAIN_NARROW_ROWS if plain else self.dense
 
     def _unpacks(self, linear: Linear) -> bool:
         """Whether packed_matmul supports the weight's dtype."""

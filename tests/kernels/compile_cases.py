@@ -146,10 +146,10 @@ def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int
     launched(small_linear)(x, w, bias, tiles={"OVERLAP": overlap}, activation="gelu")
 
 
-def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> None:
-    x, w = empty(rows, width, dtype=dtype), empty(4096, width, dtype=dtype)
+def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1, outputs: int = 4096) -> None:
+    x, w = empty(rows, width, dtype=dtype), empty(outputs, width, dtype=dtype)
     parts = launched(small_linear_parts)(x, w, {"OVERLAP": overlap})
-    residual, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    residual, norm = empty(rows, outputs, dtype=dtype), empty(outputs, dtype=dtype)
     launched(sum_norm)(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
 
 
@@ -321,6 +321,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "small_qkv 64 fp16": lambda: qkv(HALF, 64, 32, 128, 128),
     "small_gate_up 32 bf16": lambda: gate_up(BRAIN, 32, 11008, 4096),
     "small_linear 64 fp16": lambda: linear(HALF, 64, 151936, 4096),
+    "small_linear 64 fp16 narrow": lambda: linear(HALF, 64, 768, 768),
+    "small_linear 64 fp16 less narrow": lambda: linear(HALF, 64, 3840, 1280),
+    "split sums 64 fp16 narrow": lambda: split_sums(HALF, 64, 3072, outputs=768),
     "split sums 8 fp16": lambda: split_sums(HALF, 8, 4096),
     "split sums 64 bf16": lambda: split_sums(BRAIN, 64, 11008),
     "split sums 64 fp32": lambda: split_sums(FULL, 64, 768),

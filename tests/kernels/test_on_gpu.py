@@ -15,6 +15,7 @@ from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
 from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
+from ingot.kernels.weight.stored_weight import dequantized
 from tests.kernels.flat_calls import (
     paged_attention,
     prefill_attention,
@@ -24,6 +25,7 @@ from tests.kernels.flat_calls import (
 )
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import attention64, paged_case
+from tests.kernels.test_stored_weight import random_weight
 
 pytestmark = pytest.mark.gpu
 
@@ -185,6 +187,35 @@ def test_7b_small_qkv(dtype: torch.dtype, heads: int, kv_heads: int, rows: int) 
     expected = rope_kv_write(qkv, *place, *caches[2:], heads, kv_heads, 128, logn_length=1024)
     for actual, wanted in zip((q, *caches[:2]), (expected, *caches[2:]), strict=True):
         assert_near(actual, wanted.double(), loosen=8)
+
+
+NARROW = [(768, 768), (2304, 768), (768, 3072), (1280, 1280), (5120, 1280), (1280, 5120)]  # of Whisper
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), NARROW)
+@pytest.mark.parametrize("rows", [10, 16, 31, 64])
+def test_narrow_products(outputs: int, inputs: int, rows: int) -> None:
+    x = normal(rows, inputs, dtype=torch.float16, device="cuda")
+    w = constant(outputs, inputs, dtype=torch.float16, seed=1)
+    bias, residual = (normal(*size, dtype=torch.float16).cuda() for size in ((outputs,), (rows, outputs)))
+    wanted = x.double() @ w.double().T
+    poison = torch.full((8 * rows * outputs,), torch.nan, device="cuda")  # what the allocator gives next
+    del poison
+    assert_near(small_linear(x, w, bias, residual), wanted + bias.double() + residual.double(), loosen=2)
+    parts = small_linear_parts(x, w)
+    assert_near(parts.sum(0).half(), wanted, loosen=2)
+    assert torch.equal(small_linear_parts(x[: rows - 1], w), parts[:, : rows - 1])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), NARROW)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_narrow_products_of_8_bits(outputs: int, inputs: int, rows: int) -> None:
+    x = normal(rows, inputs, dtype=torch.float16, device="cuda")
+    weight = random_weight((8, 0, False), outputs, inputs, torch.float16, "cuda")
+    wanted = x.double() @ dequantized(weight, torch.float64).T
+    torch.cuda.synchronize()
+    assert_near(small_linear(x, weight), wanted, loosen=4)
+    assert_near(small_linear_parts(x, weight).sum(0).half(), wanted, loosen=4)
 
 
 def test_rows_of_small_products_do_not_depend_on_their_company() -> None:

@@ -13,7 +13,8 @@ from ingot.kernels.product.few_rows.resolved_launch import (
     ResolvedLaunch,
     float_launch,
 )
-from ingot.kernels.tiles.tile_tables import TABLES, chosen, listed
+from ingot.kernels.tiles.product_tiles import WeightShape, small_tiles, split_tiles
+from ingot.kernels.tiles.tile_tables import TABLES, chosen, is_narrow, listed
 from ingot.kernels.weight.stored_weight import StoredWeight, stored
 from tests.kernels.compile_cases import in_bits
 
@@ -76,6 +77,42 @@ def test_the_first_choice_that_fits_is_taken() -> None:
     assert (copied["BLOCK_N"], copied["AHEAD"], copied["DIRECT"]) == (64, 2, 0)
     assert [tiles["BLOCK_N"] for tiles in listed("try_dense", 8)] == [64, 32, 64, 64]
     assert listed("try_dense", 32) == listed("try_dense", 64)
+
+
+META = torch.device("meta")
+WHISPER = [384, 512, 768, 1024, 1280]
+
+
+@pytest.mark.parametrize("size", WHISPER)
+def test_products_of_a_narrow_model_are_enough_programs(size: int) -> None:
+    """A 7B's tiles would be 3 to 40 of them."""
+    for outputs, inputs in ((size, size), (3 * size, size), (4 * size, size), (size, 4 * size)):
+        assert is_narrow(outputs, inputs)
+        shape = WeightShape(outputs, inputs)
+        whole, split = small_tiles(64, shape, 2, META), split_tiles(64, shape, 2, META)
+        parts = min(split["SPLITS"], inputs // split["BLOCK_K"])
+        assert -(-outputs // split["BLOCK_N"]) * parts >= 36
+        if outputs <= 1024:
+            assert -(-outputs // whole["BLOCK_N"]) >= 24
+
+
+def test_what_is_narrow() -> None:
+    assert not is_narrow(4096, 4096)
+    assert not is_narrow(51866, 1280), "a head has outputs enough"
+    wide, head = WeightShape(4096, 4096), WeightShape(51866, 1280)
+    assert small_tiles(64, wide, 2, META)["BLOCK_N"] == chosen("dense", 64, 4096)["BLOCK_N"] == 128
+    assert small_tiles(64, head, 2, META)["PROGRAMS"] == chosen("dense", 64, 51866)["PROGRAMS"] == 3
+    narrow = WeightShape(768, 768)
+    assert small_tiles(8, narrow, 2, META)["BLOCK_N"] == chosen("dense", 8, 768)["BLOCK_N"]
+    assert small_tiles(64, narrow, 2, META, narrow=False)["BLOCK_N"] == 128
+    assert small_tiles(1, WeightShape(768, 768, 8), 2, META)["BLOCK_N"] == 16
+
+
+def test_pairs_of_a_narrow_weight_of_8_bits_go_straight_into_registers() -> None:
+    x = torch.empty(1, 768, dtype=torch.float16, device="meta")
+    weight = in_bits(8, 1152, 768, 0, False, torch.float16)
+    for op in (LINEAR, ("qkv", 64, 64), GATE_UP):
+        assert float_launch(op, x, weight).loop.KIND == "fragments"
 
 
 def test_every_table_ends_in_a_choice_for_any_size() -> None:

@@ -10,6 +10,7 @@ import torch
 from ingot import LLM
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.tiles import tile_tables
 from ingot.layers.chosen_kernels import describe_kernels
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forward_batch import LayerCache
@@ -66,7 +67,8 @@ def kinds(llm: LLM, step: Step) -> list[str]:
         ("llama", {}, "w8a8", 8, "Int8 Int8 Int8 Int8 Small"),
         ("qwen3", {}, "w8a8", None, "Int8 Int8 Int8 Int8 module"),
         ("gpt2", {}, "none", 8, "Small Small Small Small Small"),
-        ("gpt2", {}, "none", 9, "module module module module Small"),
+        ("gpt2", {}, "none", 9, "Small Small Small Small Small"),
+        ("opt", {}, "none", 64, "Small Small Small Small Small"),
         ("gpt2", {}, "none", 65, "module module module module module"),
         ("gpt2", {}, "w8a16", 8, "Small Small Small Small Small"),
         ("gpt2", {}, "w8a16", 9, "Packed Packed Packed Packed Small"),
@@ -89,6 +91,16 @@ def test_products(
     save_model(tiny_config(kind, **changes), tmp_path, seed=3)
     llm = LLM(tmp_path, device="cpu", quant=quant)
     assert kinds(llm, OTHERS if rows is None else Step(True, rows)) == expected.split()
+
+
+def test_wide_plain_mlps_leave_more_than_8_rows_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile_tables, "NARROW", 16)
+    save_model(tiny_config("gpt2"), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    assert kinds(llm, DECODES[8]) == ["Small"] * 5
+    assert kinds(llm, DECODES[9]) == kinds(llm, DECODES[64]) == [*["module"] * 4, "Small"]
 
 
 def test_fp32_is_not_packed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import triton
 
 from ingot.kernels.kernel_checks import next_power_of_two
 from ingot.kernels.launch_overlap import overlaps
-from ingot.kernels.tiles.tile_tables import Tiles, chosen, each_once, listed
+from ingot.kernels.tiles.tile_tables import Tiles, chosen, each_once, is_narrow, listed
 from ingot.kernels.weight.stored_weight import BLOCK_ROWS, StoredWeight, chunk_columns
 
 MAX_ROWS = 64  # of the kernels of few rows
@@ -78,18 +78,24 @@ def whole_chunks(choice: Mapping[str, int], weight: Shaped) -> Tiles:
 
 
 def small_tiles(
-    num_tokens: int, weight: Shaped, itemsize: int, device: torch.device, blocks: bool = True
+    num_tokens: int,
+    weight: Shaped,
+    itemsize: int,
+    device: torch.device,
+    blocks: bool = True,
+    narrow: bool = True,
 ) -> Tiles:
     """Tile choices of a whole product of up to 64 rows; ``itemsize``: bytes of an activation; ``blocks``:
-    whether the op takes its rows in blocks of 16.
+    whether the op takes its rows in blocks of 16; ``narrow``: whether tables of narrow models fit the op.
     """
     if num_tokens <= 1 and weight.bits == 16:
         return _one_row(weight, device)
     if blocks and takes_fragments(num_tokens, weight, itemsize):
-        return _straight(weight, device, "straight", weight.out_features)
+        return _straight(weight, device, "straight", weight.out_features, narrow)
     columns = max(next_power_of_two(num_tokens), 8)
     table = "float" if itemsize == 4 else _table(weight)
-    return _staged(chosen(table, num_tokens, weight.out_features), columns, weight, itemsize, device)
+    tiles = _chosen(table, num_tokens, weight.out_features, weight, narrow)
+    return _staged(tiles, columns, weight, itemsize, device)
 
 
 def split_tiles(num_tokens: int, weight: Shaped, itemsize: int, device: torch.device) -> Tiles:
@@ -101,7 +107,12 @@ def split_tiles(num_tokens: int, weight: Shaped, itemsize: int, device: torch.de
     if weight.bits == 16 and itemsize == 2 and width > 8192:
         columns = max(columns, 16)
     table = "float" if itemsize == 4 else _table(weight)
-    return _staged(chosen(f"{table}_parts", num_tokens, width), columns, weight, itemsize, device)
+    return _staged(_chosen(f"{table}_parts", num_tokens, width, weight), columns, weight, itemsize, device)
+
+
+def _chosen(table: str, rows: int, size: int, weight: Shaped, narrow: bool = True) -> Tiles:
+    narrow = narrow and is_narrow(weight.out_features, weight.in_features)
+    return chosen(table, rows, size, narrow=narrow)
 
 
 def _table(weight: Shaped) -> str:
@@ -126,8 +137,8 @@ def _one_row(weight: Shaped, device: torch.device) -> Tiles:
     return tiles | common | {"OVERLAP": 2 if overlaps(device) else 1}
 
 
-def _straight(weight: Shaped, device: torch.device, kind: str, size: int) -> Tiles:
-    tiles = chosen(f"{weight.bits}_bits_{kind}", 0, size)
+def _straight(weight: Shaped, device: torch.device, kind: str, size: int, narrow: bool = True) -> Tiles:
+    tiles = _chosen(f"{weight.bits}_bits_{kind}", 0, size, weight, narrow)
     tiles |= {"BLOCK_T": 8, "BLOCK_K": chunk_columns(weight.bits, weight.group), "num_stages": 1}
     return tiles | {"PROGRAMS": 0, "PREFETCH": 0, "OVERLAP": 4 if overlaps(device) else 1}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 Tiles = dict[str, int]
+NARROW, MOST_OUTPUTS = 2048, 16383  # outputs or inputs of a narrow model's products, heads left out
 
 
 class Line(NamedTuple):
@@ -42,15 +43,25 @@ def parsed(text: str) -> dict[str, list[Line]]:
     return tables
 
 
-def chosen(table: str, rows: int, size: int, wanted: Callable[[Tiles], bool] | None = None) -> Tiles:
-    """The first tiles of a table for so many rows and such a size, of those that are ``wanted``."""
+def chosen(
+    table: str, rows: int, size: int, wanted: Callable[[Tiles], bool] | None = None, *, narrow: bool = False
+) -> Tiles:
+    """The first tiles of a table for so many rows and such a size, of those that are ``wanted``; ``narrow``:
+    of the table for narrow models, as far as there are lines for so many rows.
+    """
+    lines = TABLES.get(f"{table}_narrow", []) if narrow else []
     return next(
         dict(line.tiles)
-        for line in TABLES[table]
+        for line in [*lines, *TABLES[table]]
         if rows <= (line.rows or rows)
         and size <= (line.size or size)
         and (wanted is None or wanted(line.tiles))
     )
+
+
+def is_narrow(outputs: int, inputs: int) -> bool:
+    """Whether a product has so few outputs or inputs that it takes the tables of narrow models."""
+    return min(outputs, inputs) <= NARROW and outputs <= MOST_OUTPUTS
 
 
 def listed(table: str, rows: int = 0, tables: Mapping[str, list[Line]] | None = None) -> list[Tiles]:
@@ -67,6 +78,7 @@ def each_once(found: list[Tiles]) -> list[Tiles]:
 
 # Products of few rows were measured in steps of a 7B model. Up to 8 rows launches overlap enough that early
 # weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
+# narrow: inside the steps of Whisper small and large-v3 (benchmarks/narrow_steps.py), with 64 rows and one.
 # int8_straight: a weight of 4 bits inside 8 is loaded straight into registers, as it is stored
 # (benchmarks/int8_variants.py); FRAGMENTS 1: a warp loads a chunk at its step, 2: one ahead.
 # packed: with DIRECT x is in the operand's order (benchmarks/narrow_variants.py, packed_matmul.py).
@@ -85,6 +97,14 @@ dense_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
  16: ≤8192 64 128 4 4 2 0 4; 64 256 4 3 2 1 4
  32: ≤8192 64 128 4 3 2 128 4; 128 128 8 4 1 128 4
  64: 128 64 8 5 1 128 4
+
+dense_narrow BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
+  8: 32 256 2 4 0 1
+ 64: ≤1024 16 128 4 4 0 0; ≤4095 64 128 4 4 0 128; 64 128 4 4 0 0
+
+dense_parts_narrow BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
+  8: ≤8192 64 256 4 3 0 1 4; 128 128 4 3 0 2 8
+ 64: ≤1024 64 64 4 5 0 0 8; ≤1280 64 64 4 5 0 0 4; 64 64 4 5 0 0 8
 
 float BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
 any: 16 64 2 3 0 1
@@ -120,6 +140,10 @@ any: 16 64 2 3 0 1 1
 any: ≤16383 32 4 1 1; ≤65535 64 4 1 1; 32 2 1 1
 8_bits_straight_parts …
 any: 32 2 2 8
+8_bits_straight_narrow …
+any: ≤2048 16 4 1 1; 32 4 1 1
+8_bits_straight_parts_narrow …
+any: ≤2048 16 2 1 4; 16 4 1 4
 4_bits_straight …
 any: ≤16383 32 4 1 1; 32 2 1 1
 4_bits_straight_parts …

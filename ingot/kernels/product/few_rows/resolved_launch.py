@@ -74,7 +74,9 @@ def _float_launch(
         blocks = op.name != "gate_up" or shape.out_features // 2 % BLOCK_ROWS == 0
         if op.name == "qkv":
             blocks = op.head_dim % (2 * BLOCK_ROWS) == 0 and op.rotary == op.head_dim
-        defaults = small_tiles(rows, shape, itemsize, device, blocks)
+        # Straight into registers both channels of a pair have blocks of 16, more than narrow tables give.
+        narrow = op.name == "linear" or (op.name == "qkv" and shape.bits == 16)
+        defaults = small_tiles(rows, shape, itemsize, device, blocks, narrow)
     choice = whole_chunks(merge_tiles(defaults, dict(given)), shape)
     choice = settled(choice, pairs=op.name in ("gate_up", "qkv"))
     kind = "matrix" if shape.bits == 16 else "packed"
