@@ -103,6 +103,13 @@ class TestOnHopper:
         check(out, q, case, **options)
         assert torch.equal(attend(case, q, **options), out)
 
+    def test_many_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lengths = [50 + 37 * row % 400 for row in range(70)]
+        monkeypatch.setattr(f"{__name__}.LENGTHS", lengths)
+        monkeypatch.setattr(f"{__name__}.QUERIES", [7, *lengths[1:]])
+        case, q = made(BRAIN)
+        check(attend(case, q), q, case)
+
     def test_it_is_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         case, q = made(BRAIN)
         calls: list[Any] = []
@@ -203,6 +210,12 @@ def any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_served(q: torch.Tensor, cache: PagedCache, served: bool) -> None:
     assert hopper.serves(q, cache, 3) is served
+
+
+@pytest.mark.usefixtures("any_gpu")
+def test_so_many_requests_are_served() -> None:
+    assert hopper.serves(empty(300, 4, 128), cache_of(), 128)
+    assert not hopper.serves(empty(300, 4, 128), cache_of(), 129)
 
 
 def test_no_other_device_is_served() -> None:

@@ -88,13 +88,16 @@ def attend_tile(
     scores = start_scores(q, keys, count, SHAPE)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(keys[2].index(count % SHAPE.STAGES), count=1)
-    weights, top, total, _ = weigh(
-        scores, top, gl.zeros([64], gl.float32, ROWS), lower, positions, factors, True, SHAPE
-    )
-    state = (acc, weights, top, total, count + 1)
     # From ``begin`` to ``full`` are tiles that all queries of the group see whole.
     begin = lower + 1
-    full = gl.maximum(gl.minimum(gl.maximum(own + 1, 0) // BLOCK_N, end), begin)
+    full = gl.maximum(own + 1, 0) // BLOCK_N
+    total = gl.zeros([64], gl.float32, ROWS)
+    if SHAPE.HAS_WINDOW or full < begin:
+        weights, top, total, _ = weigh(scores, top, total, lower, positions, factors, True, SHAPE)
+    else:
+        weights, top, total, _ = weigh(scores, top, total, lower, positions, factors, False, SHAPE)
+    state = (acc, weights, top, total, count + 1)
+    full = gl.maximum(gl.minimum(full, end), begin)
     if SHAPE.HAS_WINDOW:
         inside = gl.cdiv(gl.maximum(own + 64 - factors[1], 0), BLOCK_N)
         inside = gl.minimum(gl.maximum(inside, begin), full)
@@ -110,8 +113,8 @@ def attend_tile(
     acc = start_sums(acc, weights, values, count - 1, SHAPE)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(values[2].index((count - 1) % SHAPE.STAGES), count=1)
-    divisor = gl.where(total == 0.0, 1.0, total)
-    acc = acc / gl.convert_layout(divisor, gl.SliceLayout(1, acc.type.layout))[:, None]
+    inverse = 1.0 / gl.where(total == 0.0, 1.0, total)  # one division per query, not one per channel
+    acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, acc.type.layout))[:, None]
     return acc, count
 
 

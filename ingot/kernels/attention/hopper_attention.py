@@ -32,7 +32,7 @@ from ingot.kernels.tiles.prefill_tiles import HOPPER_TILES, on_hopper
 
 BLOCK_M, BLOCK_N = HOPPER_TILES["BLOCK_M"], HOPPER_TILES["BLOCK_N"]
 STAGES = 2
-MOST_REQUESTS = (32, 512)
+MOST_REQUESTS = (32, 128)
 MOST_LISTED = 512  # entries of a list of tiles: a captured step has fewer
 LEAST_BLOCK = 16  # tokens of a block; in 8 bits twice as many: copies of scales end at multiples of 128 bytes
 CACHED_BYTES = 1 << 25

@@ -34,9 +34,9 @@ def fetch(
     the last one leaves zeros. An item's place is read while the keys of the one before are on their way.
     """
     table_ptr, table_stride, count_ptr = tables
-    ends, items = all_items(work, SHAPE)
+    known, items = all_items(work, SHAPE)
     item = gl.program_id(0)
-    head, request, row, left, first, upper = item_at(gl.minimum(item, items - 1), ends, work, SHAPE)
+    head, request, row, left, first, upper = item_at(gl.minimum(item, items - 1), known, work, SHAPE)
     count = 0  # of key tiles
     patched = 0
     taken = 0
@@ -54,7 +54,7 @@ def fetch(
             count += 1
             filled += 1
         item = gl.num_programs(0) + gl.atomic_add(count_ptr, 1)
-        head, request, row, left, first, next_upper = item_at(gl.minimum(item, items - 1), ends, work, SHAPE)
+        head, request, row, left, first, next_upper = item_at(gl.minimum(item, items - 1), known, work, SHAPE)
         if upper > 0:
             for tile in range(lower + 1, end):
                 patched = fetch_pair(descriptors, keys, values, source, tile, count, patched, SHAPE)

@@ -51,14 +51,20 @@ def _plus(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @gluon.jit
-def tile_ends(query_start_ptr: tl.tensor, requests: tl.tensor, SHAPE: gl.constexpr) -> tl.tensor:
-    """Tiles of queries of each request and all before it, [MOST_REQUESTS]."""
+def all_requests(
+    query_start_ptr: tl.tensor, seq_lens_ptr: tl.tensor, requests: tl.tensor, SHAPE: gl.constexpr
+) -> tl.tensor:
+    """Of each request [MOST_REQUESTS]: its number, first row of q, queries, keys, and the tiles of queries up
+    to and with its own.
+    """
     MOST: gl.constexpr = SHAPE.MOST_REQUESTS
     rows = gl.arange(0, MOST, layout=gl.BlockedLayout([MOST // 32], [32], [1], [0]))
     known = rows < requests
     begin = gl.load(query_start_ptr + rows, mask=known, other=0)
     end = gl.load(query_start_ptr + rows + 1, mask=known, other=0)
-    return gl.associative_scan(gl.cdiv(end - begin, SHAPE.BLOCK_M), 0, _plus)
+    seq_lens = gl.load(seq_lens_ptr + rows, mask=known, other=0)
+    ends = gl.associative_scan(gl.cdiv(end - begin, SHAPE.BLOCK_M), 0, _plus)
+    return rows, begin, end - begin, seq_lens, ends
 
 
 @gluon.jit
@@ -73,54 +79,56 @@ def listed_entries(list_ptr: tl.tensor, entries: tl.tensor, SHAPE: gl.constexpr)
 
 @gluon.jit
 def place_of(
-    item: tl.tensor, ends: tl.tensor, seq_lens_ptr: tl.tensor, heads: tl.tensor, SHAPE: gl.constexpr
+    rest: tl.tensor, tiles: tl.tensor, seq_len: tl.tensor, heads: tl.tensor, SHAPE: gl.constexpr
 ) -> tl.tensor:
-    """Request, head and tile of an item: request by request, by as many heads at once as the second cache
-    holds keys and values of, and in these the last tiles, which see most keys, first.
+    """Head and tile of a request's item number ``rest``: by as many heads at once as the second cache holds
+    keys and values of, and in these the last tiles, which see most keys, first.
     """
-    CACHED: gl.constexpr = SHAPE.CACHED_TOKENS
-    GROUP: gl.constexpr = SHAPE.GROUP
-    past = ends * heads <= item
-    request = gl.sum(past.to(gl.int32), axis=0)
-    before = gl.max(gl.where(past, ends, 0), axis=0)
-    tiles = gl.min(gl.where(past, 0x7FFFFFFF, ends), axis=0) - before
-    rest = item - before * heads
-    width = gl.maximum(CACHED // gl.maximum(gl.load(seq_lens_ptr + request), 1), 1) * GROUP
+    width = gl.maximum(SHAPE.CACHED_TOKENS // gl.maximum(seq_len, 1), 1) * SHAPE.GROUP
     width = gl.minimum(width, heads)
     first = rest // (tiles * width) * width
     rest -= first * tiles
     width = gl.minimum(width, heads - first)
-    return request, first + rest % width, tiles - 1 - rest // width
+    return first + rest % width, tiles - 1 - rest // width
 
 
 @gluon.jit
 def all_items(work: tl.tuple, SHAPE: gl.constexpr) -> tl.tensor:
     """What ``item_at`` reads of all requests, and the number of items."""
-    query_start_ptr, _, list_ptr, heads, requests, entries = work
+    query_start_ptr, seq_lens_ptr, list_ptr, heads, requests, entries = work
     if list_ptr is None:
-        ends = tile_ends(query_start_ptr, requests, SHAPE)
-        items = gl.max(ends, axis=0) * heads
+        known = all_requests(query_start_ptr, seq_lens_ptr, requests, SHAPE)
+        items = gl.max(known[4], axis=0) * heads
     else:
-        ends = entries
+        known = (entries,)
         items = listed_entries(list_ptr, entries, SHAPE) * heads
-    return ends, items
+    return known, items
 
 
 @gluon.jit
-def item_at(item: tl.tensor, ends: tl.tensor, work: tl.tuple, SHAPE: gl.constexpr) -> tl.tensor:
+def item_at(item: tl.tensor, known: tl.tuple, work: tl.tuple, SHAPE: gl.constexpr) -> tl.tensor:
     """An item's head and request, its first row of q, the queries from there, the first one's position, and
     how many keys the tile sees; an entry without a tile has no queries.
     """
     query_start_ptr, seq_lens_ptr, list_ptr, heads, _, _ = work
     if list_ptr is None:
-        request, head, tile = place_of(item, ends, seq_lens_ptr, heads, SHAPE)
+        rows, begins, counts, lens, ends = known
+        tiles = gl.cdiv(counts, SHAPE.BLOCK_M)
+        own = (item < ends * heads) & (item >= (ends - tiles) * heads)
+        request = gl.sum(gl.where(own, rows, 0), axis=0)
+        start = gl.sum(gl.where(own, begins, 0), axis=0)
+        queries = gl.sum(gl.where(own, counts, 0), axis=0)
+        seq_len = gl.sum(gl.where(own, lens, 0), axis=0)
+        rest = item - gl.sum(gl.where(own, ends - tiles, 0), axis=0) * heads
+        head, tile = place_of(rest, gl.cdiv(queries, SHAPE.BLOCK_M), seq_len, heads, SHAPE)
     else:
         head = item % heads
         request = gl.load(list_ptr + item // heads * 4)
         tile = gl.load(list_ptr + item // heads * 4 + 1)
-    start = gl.load(query_start_ptr + request)
-    left = gl.load(query_start_ptr + request + 1) - start - tile * SHAPE.BLOCK_M
-    seq_len = gl.load(seq_lens_ptr + request)
+        start = gl.load(query_start_ptr + request)
+        queries = gl.load(query_start_ptr + request + 1) - start
+        seq_len = gl.load(seq_lens_ptr + request)
+    left = queries - tile * SHAPE.BLOCK_M
     first = seq_len - left
     upper = gl.where(left > 0, gl.maximum(gl.minimum(first + SHAPE.BLOCK_M, seq_len), 0), 0)
     return head, request, start + tile * SHAPE.BLOCK_M, left, first, upper
