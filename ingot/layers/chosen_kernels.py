@@ -5,9 +5,8 @@ describe_kernels(decoder, ProductChooser(decoder, caches))   # {"decode, 1 to 8 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ingot.kernels.rows.int8_rows import E4M3
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Operations
 from ingot.layers.layer_products import (
@@ -56,8 +55,7 @@ def _of_step(decoder: Decoder, chooser: ProductChooser, step: Step) -> str:
     for layer in operations.layers:
         products += zip(("encoded query", "encoded output"), layer.encoded or (), strict=False)
     for name, product in [*products, ("head", operations.layers[-1].after)]:
-        fallback = "matrix library" if product.linear.scheme.dense else "weights widened per step"
-        word = _WORDS.get(type(product), fallback)
+        word = _WORDS.get(type(product)) or _of_module(product, step)
         if product.linear.scheme.input_dtype == E4M3:
             word = "fp8 products"
         if name == "up" and apart and isinstance(product, SmallProduct):
@@ -68,13 +66,10 @@ def _of_step(decoder: Decoder, chooser: ProductChooser, step: Step) -> str:
     return "; ".join(f"{', '.join(names)}: {word}" for word, names in by_kernel.items())
 
 
-def _products(operations: Operations) -> Iterator[tuple[str, Product]]:
-    for layer in operations.layers:
-        yield from ((name, getattr(layer, name)) for name in NAMES)
-        yield from zip(("encoded query", "encoded output"), layer.encoded or (), strict=False)
-    yield "head", operations.layers[-1].after
-
-
-def _word(product: Product) -> str:
-    word = _WORDS.get(type(product))
-    return word or ("matrix library" if product.linear.scheme.dense else "weights widened per step")
+def _of_module(product: Product, step: Step) -> str:
+    """What multiplies if a product is its module."""
+    linear = product.linear
+    if linear.scheme.dense:
+        return "matrix library"
+    many = step.rows is None or step.rows > PACKED_ROWS
+    return "packed kernels" if many and linear.unpacks_prompts() else "weights widened per step"

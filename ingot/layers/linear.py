@@ -54,6 +54,10 @@ class Linear(nn.Module):
         """The weight as the small kernels read it; the scheme's form is ``dense``."""
         return self.scheme.stored(self._parameters, self.in_features)
 
+    def unpacks_prompts(self) -> bool:
+        """Whether more than a few hundred rows are multiplied by the values as they are stored."""
+        return self.scheme.unpacks_prompts(self._parameters, self.in_features)
+
     def int8_weight(self, rows: int) -> AnyInt8:
         """The weight as int8 products of so many rows read it; the scheme's form is ``int8``."""
         return self.scheme.int8_weight(self._parameters, self.in_features, rows)

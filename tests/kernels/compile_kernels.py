@@ -102,6 +102,9 @@ def source_of(
             return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)},{value.layout!r}>"
         if isinstance(value, TensorDescriptor):
             return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
+        if isinstance(value, GluonDescriptor):
+            tile = f"{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}"
+            return f"tensordesc<{tile},{value.layout!r}>"
         if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[path] = [["tt.divisibility", 16]]
         if isinstance(value, torch.Tensor):
@@ -127,6 +130,18 @@ def resources(cubin: bytes) -> dict[str, int]:
         ).stdout
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     return {"registers": found["REG"], "spill_bytes": found["STACK"] + found["LOCAL"]}
+
+
+def product_waits(cubin: bytes) -> int | None:
+    """How often a warp group waits for its products, if the toolchain's ``nvdisasm`` came with Triton."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    if not tool.exists():
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    return text.count("WARPGROUP.DEPBAR")
 
 
 def arithmetic(ptx: str) -> dict[str, int]:
@@ -233,6 +248,7 @@ def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, An
                     "early_reads": early_reads(binary.asm["ptx"]),
                     "reductions": reductions(binary.asm["ttgir"]),
                     "operand_runs": operand_runs(binary.asm["ttgir"]),
+                    "product_waits": product_waits(binary.asm["cubin"]) if kernel.is_gluon() else None,
                     **resources(binary.asm["cubin"]),
                 }
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
+from ingot.kernels.product.packed.packed_prompt import packed_prompt
 from ingot.kernels.rows.operand_rows import OperandRows
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
 from tests.kernels.numerics import launched
@@ -39,6 +40,13 @@ def straight(dtype: torch.dtype, rows: int, bits: int, outputs: int, group: int 
     many_rows(dtype, rows, bits, group, bits == 4, outputs, ordered=True, OVERLAP=2, **tiles)
 
 
+def prompt(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, outputs: int = 4096) -> None:
+    """With a bias and without."""
+    x, weight = empty(300, 4096, dtype=dtype), in_bits(bits, outputs, 4096, group, zeros, dtype)
+    launched(packed_prompt)(x, weight, empty(outputs, dtype=dtype))
+    launched(packed_prompt)(x, weight)
+
+
 PACKED_CASES: dict[str, Callable[[], Any]] = {
     "many rows in 8 bits 128 fp16 by pointers": lambda: many_rows(HALF, 128, 8, TMA=1),
     "many rows in 4 bits 100 bf16 by 32 with zeros by pointers": lambda: many_rows(
@@ -46,6 +54,11 @@ PACKED_CASES: dict[str, Callable[[], Any]] = {
     ),
 }
 PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
+    "prompts in 8 bits bf16": lambda: prompt(BRAIN, 8),
+    "prompts in 8 bits fp16 by 128 with zeros": lambda: prompt(HALF, 8, 128, True),
+    "prompts in 8 bits bf16 with zeros": lambda: prompt(BRAIN, 8, 0, True),
+    "prompts in 4 bits bf16 by 128 with zeros": lambda: prompt(BRAIN, 4, 128, True),
+    "prompts in 4 bits fp16": lambda: prompt(HALF, 4),
     "straight in 8 bits 16 bf16": lambda: straight(BRAIN, 16, 8, 22016),
     "straight in 8 bits 32 fp16": lambda: straight(HALF, 32, 8, 12288),
     "straight in 8 bits 64 bf16": lambda: straight(BRAIN, 64, 8, 12288),

@@ -19,7 +19,7 @@ from typing import Any
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program may use
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
 # Of GPUs with warpgroup products and descriptors.
-WARPGROUP_KERNELS = {"hopper_attention_kernel", "packed_direct_kernel"}
+WARPGROUP_KERNELS = {"hopper_attention_kernel", "packed_direct_kernel", "packed_prompt_kernel"}
 KERNELS = {
     "feed_tokens_kernel",
     "bin_scores_kernel",
@@ -42,6 +42,7 @@ KERNELS = {
     "norm_kernel",
     "packed_direct_kernel",
     "packed_matmul_kernel",
+    "packed_prompt_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
     "paged_stream_kernel",
@@ -114,3 +115,11 @@ def check_invariant_sums(
     for kind in kinds:
         assert len([row for row in halves if row["case"].startswith(kind)]) >= least
     assert [row for row in halves if row["operand_runs"] != [2]] == []
+
+
+def check_prompt_products(rows: list[dict[str, Any]], least: int) -> None:
+    """A step's products are waited for together, not each where it is issued: words are unpacked beside."""
+    found = [row for row in rows if row["kernel"] == "packed_prompt_kernel"]
+    assert len(found) >= least
+    waits = [(row["product_waits"], sum(row["products"].values())) for row in found]
+    assert [row for row in waits if row[0] is not None and row[0] * 2 > row[1]] == []

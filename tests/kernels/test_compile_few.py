@@ -15,6 +15,7 @@ from tests.kernels.compile_report import (
     check_all_fit,
     check_int8_products,
     check_lanes_agree,
+    check_prompt_products,
     compiled_for,
 )
 
@@ -43,6 +44,7 @@ CASES = (
     "8 bits 8 fp16 overlapping",
     "straight in 8 bits 16 bf16",
     "many rows in 8 bits 128 fp16",
+    "prompts in 4 bits bf16 by 128 with zeros",
     "gptq 128 of 22016 uint8",
     "expanded 4096 by 128",
     "both in 8 bits 2048 sums",
@@ -81,3 +83,7 @@ def test_what_starts_early_waits_for_its_input(rows: list[dict[str, Any]]) -> No
 
 def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:
     check_int8_products(rows, least=1)
+
+
+def test_products_of_prompts_run_on_while_words_are_unpacked(rows: list[dict[str, Any]]) -> None:
+    check_prompt_products(rows, least=1)

@@ -14,6 +14,7 @@ from tests.kernels.compile_report import (
     check_int8_products,
     check_invariant_sums,
     check_lanes_agree,
+    check_prompt_products,
     compiled_for,
 )
 
@@ -169,3 +170,7 @@ def test_prompt_attention_multiplies_by_warp_groups(rows: list[dict[str, Any]]) 
         assert row["products"], row
         assert all(name.startswith("wgmma") for name in row["products"]), row
         assert not [name for name in row["moves"] if name.startswith("copies")], row
+
+
+def test_products_of_prompts_run_on_while_words_are_unpacked(rows: list[dict[str, Any]]) -> None:
+    check_prompt_products(rows, least=10)

@@ -54,14 +54,15 @@ def test_few_rows_of_whole_blocks_take_them() -> None:
 
 def test_the_numbers_of_a_word() -> None:
     """Where bit operations put them: 4 bits beyond 1024 in fp16, half of them sixteenfold, beyond 128 in
-    bf16; 8 bits in fp16 around 0.
+    bf16; 8 bits around 0.
     """
     import triton.language as tl
 
     assert [lift(i, 4, tl.float16) for i in range(4)] == [1.0, 16.0, 1.0, 16.0]
     assert [lift(i, 4, tl.bfloat16) for i in range(4)] == [1.0] * 4
     assert (excess(4, tl.float16), excess(8, tl.float16), excess(4, tl.bfloat16)) == (1024.0, 0.0, 128.0)
-    assert [centre(bits, dtype) for bits in (8, 4) for dtype in (tl.float16, tl.bfloat16)] == [128, 0, 0, 0]
+    assert excess(8, tl.bfloat16) == 0.0
+    assert [centre(bits, dtype) for bits in (8, 4) for dtype in (tl.float16, tl.bfloat16)] == [128, 128, 0, 0]
 
 
 @pytest.mark.grid

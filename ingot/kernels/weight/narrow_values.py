@@ -37,15 +37,16 @@ def _bytes(selector: str) -> tl.constexpr:
     return tl.constexpr(f"{{ .reg .b32 t; prmt.b32 t, $1, 0x64646464, {selector}; add.f16x2 $0, t, $2; }}")
 
 
-def _brain_bytes(low: str, high: str) -> tl.constexpr:
-    """The same in bf16, by way of fp32: eight bits do not fit below the point of a bf16 value."""
+# A byte q of each of two words v becomes t + u = q - 128 in bf16, which holds seven bits below the point: t
+# is 128 and the lower seven bits, u is -128 or, without the eighth bit, -256.
+BRAIN_BYTE = "lop3.b32 t, v, 0x007F007F, 0x43004300, 0xEA; lop3.b32 u, v, 0x00800080, 0xC380C380, 0x6A;"
+
+
+def _brain_bytes(shift: int) -> tl.constexpr:
+    """A byte, ``shift`` bits up in two words, less 128, plus the two values in $2, in bf16, exactly."""
     return tl.constexpr(
-        "{ .reg .b32 p, q, n, m; .reg .f32 a, b, c, d;"
-        f" prmt.b32 p, $1, 0x4B000000, {low}; prmt.b32 q, $1, 0x4B000000, {high};"
-        " shl.b32 n, $2, 16; and.b32 m, $2, 0xFFFF0000;"
-        " mov.b32 a, p; mov.b32 b, q; mov.b32 c, n; mov.b32 d, m;"
-        " sub.f32 a, a, 0f4B000000; sub.f32 b, b, 0f4B000000; add.f32 a, a, c; add.f32 b, b, d;"
-        " cvt.rn.bf16x2.f32 $0, b, a; }"
+        f"{{ .reg .b32 v, t, u, one; mov.b32 one, 0x3F803F80; shr.b32 v, $1, {shift}; {BRAIN_BYTE}"
+        " fma.rn.bf16x2 t, t, one, u; fma.rn.bf16x2 $0, t, one, $2; }"
     )
 
 
@@ -59,15 +60,15 @@ _FROM_HALF_0 = _nibbles("$3", _LOW, "0x64006400", _ADD_HALF)
 _FROM_HALF_1 = _nibbles("$3", _HIGH, "0x64006400", _PART_HALF)
 _FROM_BRAIN_0 = _nibbles("$3", _LOW, "0x43004300", _ADD_BRAIN)
 _HALF_LOW, _HALF_HIGH = _bytes("0x4240"), _bytes("0x4341")
-_BRAIN_LOW, _BRAIN_HIGH = _brain_bytes("0x7440", "0x7442"), _brain_bytes("0x7441", "0x7443")
+_BRAIN_LOW, _BRAIN_HIGH = _brain_bytes(0), _brain_bytes(8)
 
 
 @triton.constexpr_function
 def above(index: int, bits: int, dtype: tl.dtype) -> float:
-    """The power of two that a value is placed below, after it is moved down."""
+    """The power of two that a value is placed below, after it is moved down; of 8 bits in bf16 -128."""
     if dtype == tl.float16:
         return 64.0 if bits == 4 and index % 2 == 1 else 1024.0
-    return 0.0 if bits == 8 else 128.0
+    return -128.0 if bits == 8 else 128.0
 
 
 @triton.jit

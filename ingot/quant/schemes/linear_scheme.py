@@ -177,6 +177,10 @@ class LinearScheme(ABC):
             self._lacks("weight for products of dense rows")
         return StoredWeight(self.dequantize(tensors, in_features, torch.float32), in_features)
 
+    def unpacks_prompts(self, tensors: Tensors, in_features: int) -> bool:
+        """Whether a kernel multiplies many rows by the values as they are stored, where the tensors lie."""
+        return False
+
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
         """Activations [M, K] in few bits."""
         self._lacks("quantized input")

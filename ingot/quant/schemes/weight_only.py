@@ -1,8 +1,8 @@
 """Weights in 8 or 4 bits, activations in the engine's dtype: w8a16 and w4a16.
 
 On a GPU up to ``MAX_ROWS`` rows are multiplied by the values themselves, and with activations of 16 bits up
-to ``PACKED_ROWS``; for more the weight is widened into a temporary that the matrix library reads. A CPU
-widens a piece of the weight at a time and keeps none.
+to ``PACKED_ROWS``, on Hopper any number; otherwise the weight is widened into a temporary that the matrix
+library reads. A CPU widens a piece of the weight at a time and keeps none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ingot.kernels.kernel_checks import runs_on_gpu
 from ingot.kernels.product.few_rows.small_linear import small_linear
 from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, takes_packed
+from ingot.kernels.product.packed.packed_prompt import packed_prompt, takes_prompt, unpacks_prompts
 from ingot.kernels.tiles.packed_tiles import MAX_SPLITS, SPLIT_OUTPUTS
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.dequantize import dequantize
@@ -122,6 +123,9 @@ class WeightOnly(LinearScheme):
         parts = (tensors["scales"], tensors.get("zeros"), self.bits, self.group, tensors.get("order"))
         return StoredWeight(tensor_of(tensors, "words"), in_features, *parts)
 
+    def unpacks_prompts(self, tensors: Tensors, in_features: int) -> bool:
+        return unpacks_prompts(self.stored(tensors, in_features))
+
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         return dequantized(self.stored(tensors, in_features), dtype)
 
@@ -137,13 +141,16 @@ class WeightOnly(LinearScheme):
             return small_linear(rows, weight, bias).view(*x.shape[:-1], -1)
         if takes_packed(rows.shape[0], x.dtype):
             return packed_matmul(rows, weight, bias).view(*x.shape[:-1], -1)
+        if takes_prompt(rows, weight):
+            return packed_prompt(rows, weight, bias).view(*x.shape[:-1], -1)
         return F.linear(x, dequantize(weight, x.dtype), bias)
 
     def workspace_bytes(
         self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
     ) -> int:
         """On a GPU of up to ``PACKED_ROWS`` rows no widened weight, but at most ``MAX_SPLITS`` parts of the
-        sums and the sums themselves, in fp32.
+        sums and the sums themselves, in fp32. For more a widened weight is counted on any GPU: a smaller one
+        may run the same engine, and not every shape is unpacked.
         """
         if not kernels or not (tokens <= MAX_ROWS or takes_packed(tokens, dtype)):
             return super().workspace_bytes(out_features, in_features, tokens, dtype, kernels=kernels)
@@ -164,6 +171,9 @@ class InvariantWeightOnly(WeightOnly):
     """Every weight is widened into a temporary, in every step, for the invariant product: right and slow."""
 
     small_products = False
+
+    def unpacks_prompts(self, tensors: Tensors, in_features: int) -> bool:
+        return False
 
     def workspace_bytes(
         self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool

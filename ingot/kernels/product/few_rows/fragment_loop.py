@@ -76,16 +76,12 @@ def _add_part(
     sums: tensor, words: tensor, x: tensor, ones: tensor, PART: constexpr, OF_X: constexpr, LOOP: constexpr
 ) -> tensor:
     """Add a part to the sums (low, high) of raised values and, with OF_X, (x_low, x_high) of x; high: of
-    lifted values, or of the upper halves of 8 bits.
+    lifted values.
     """
     low, high, x_low, x_high = sums
     BITS: constexpr = LOOP.BITS
     DTYPE: constexpr = x.dtype
-    if BITS == 8 and tl.bfloat16 == DTYPE:
-        low = tl.dot(raised(words, 2 * PART, 4, DTYPE, LOOP.ASM), x, low)
-        high = tl.dot(raised(words, 2 * PART + 1, 4, DTYPE, LOOP.ASM), x, high)
-        x_low = tl.dot(ones, x, x_low)
-    elif lift(PART, BITS, DTYPE) == 1.0:
+    if lift(PART, BITS, DTYPE) == 1.0:
         low = tl.dot(raised(words, PART, BITS, DTYPE, LOOP.ASM), x, low)
         if OF_X:
             x_low = tl.dot(ones, x, x_low)
@@ -104,9 +100,7 @@ def _of_values(sums: tensor, zero: tensor, DTYPE: constexpr, OF_X: constexpr, LO
     BLOCKS: constexpr = LOOP.BLOCK_N // 16
     WARPS: constexpr = LOOP.WARPS
     EXCESS: constexpr = excess(BITS, DTYPE)
-    if BITS == 8 and tl.bfloat16 == DTYPE:
-        total, too_much, whole = low + 16.0 * high, 17.0 * EXCESS * x_low, x_low
-    elif BITS == 4 and tl.float16 == DTYPE:
+    if BITS == 4 and tl.float16 == DTYPE:
         total, too_much, whole = low + 0.0625 * high, EXCESS * x_low + EXCESS / 16 * x_high, x_low + x_high
     else:
         total, too_much, whole = low, EXCESS * x_low, x_low

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
+from ingot.kernels.weight.narrow_values import BRAIN_BYTE
+
 
 def _nibbles(shift: int, mask: str, magic: str) -> tl.constexpr:
     """Two values of 4 bits, ``shift`` bits up in two words."""
@@ -28,6 +30,11 @@ _BYTE_0, _BYTE_1 = (
                  "sub.rn.f16x2 $0, t, m; }")
     for s in ("0x4240", "0x4341")
 )  # fmt: skip
+_BRAIN_BYTE_0, _BRAIN_BYTE_1 = (
+    tl.constexpr(f"{{ .reg .b32 v, t, u, one; mov.b32 one, 0x3F803F80; shr.b32 v, $1, {shift};"
+                 f" {BRAIN_BYTE} fma.rn.bf16x2 $0, t, one, u; }}")
+    for shift in (0, 8)
+)  # fmt: skip
 
 
 @triton.constexpr_function
@@ -38,19 +45,18 @@ def lift(index: int, bits: int, dtype: tl.dtype) -> float:
 
 @triton.constexpr_function
 def excess(bits: int, dtype: tl.dtype) -> float:
-    """What is added to a raised value. Nothing for 8 bits in fp16, where one more operation removes it: in
-    sums it would be far larger than the values. Eight bits do not fit below the point of a bf16 value, so
-    they are multiplied in two halves, as words of 4 bits.
+    """What is added to a raised value. Nothing for 8 bits, where one more operation removes it: in sums it
+    would be far larger than the values.
     """
-    if dtype == tl.float16:
-        return 0.0 if bits == 8 else 1024.0
-    return 128.0
+    if bits == 8:
+        return 0.0
+    return 1024.0 if dtype == tl.float16 else 128.0
 
 
 @triton.constexpr_function
 def centre(bits: int, dtype: tl.dtype) -> int:
     """What is subtracted from a value as it is raised."""
-    return 128 if bits == 8 and dtype == tl.float16 else 0
+    return 128 if bits == 8 else 0
 
 
 @triton.jit
@@ -60,9 +66,12 @@ def raised(words: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, A
         value = ((words.to(tl.int32) >> (BITS * INDEX)) & ((1 << BITS) - 1)).to(tl.float32)
         value -= centre(BITS, DTYPE)
         wide = (value * lift(INDEX, BITS, DTYPE) + excess(BITS, DTYPE)).to(DTYPE)
-    elif BITS == 8:
+    elif BITS == 8 and tl.float16 == DTYPE:
         byte: constexpr = _BYTE_0 if INDEX == 0 else _BYTE_1
         wide = tl.inline_asm_elementwise(byte, "=r,r", [words], tl.float16, is_pure=True, pack=2)
+    elif BITS == 8:
+        pair: constexpr = _BRAIN_BYTE_0 if INDEX == 0 else _BRAIN_BYTE_1
+        wide = tl.inline_asm_elementwise(pair, "=r,r", [words], tl.bfloat16, is_pure=True, pack=2)
     elif tl.float16 == DTYPE:
         half: constexpr = (
             _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3

@@ -308,7 +308,7 @@ def packed_matmul(
     Returns:
         [M, N], dtype of x.
     """
-    _expect(x, weight)
+    expect_packed(x, weight)
     if bias is not None:
         expect("bias", bias, (weight.out_features,), like=_values(x))
     if not runs_on_gpu(_values(x)):
@@ -332,13 +332,14 @@ def packed_matmul_parts(
     """x W^T as partial sums over the columns, which :func:`sum_norm` adds up: [SPLITS, M, N] fp32, on the CPU
     one part. Arguments are as of :func:`packed_matmul`.
     """
-    _expect(x, weight)
+    expect_packed(x, weight)
     if runs_on_gpu(_values(x)):
         return _parts(x, weight, _launch_of(x, weight, tiles, split=True))
     return packed_matmul_reference(x, weight)[None]
 
 
-def _expect(rows_of: FloatRows, weight: StoredWeight) -> None:
+def expect_packed(rows_of: FloatRows, weight: StoredWeight) -> None:
+    """Raise unless a product of these rows can read the weight."""
     x = _values(rows_of)
     if x.dtype not in DTYPES:
         raise KernelArgumentError("x has the wrong dtype", seen=x.dtype, allowed=DTYPES)

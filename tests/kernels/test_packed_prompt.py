@@ -1,0 +1,126 @@
+"""The product of a prompt's rows with weights of 8 and of 4 bits: what takes it, and against float64."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.product.packed import packed_prompt as packed_prompt_module
+from ingot.kernels.product.packed.packed_prompt import packed_prompt, takes_prompt, unpacks_prompts
+from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.quant.schemes import weight_only
+from ingot.quant.schemes.weight_only import InvariantWeightOnly, WeightOnly
+from tests.kernels.numerics import assert_near, normal
+from tests.kernels.test_packed_matmul import HALF_DTYPES, expected
+from tests.kernels.test_stored_weight import random_weight
+
+# bits, group, with zeros
+FORMS = [
+    (8, 0, False),
+    (8, 0, True),
+    (8, 128, False),
+    (4, 0, True),
+    (4, 128, True),
+    (4, 256, False),
+    (4, 1024, True),
+]
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every device is one."""
+    monkeypatch.setattr(packed_prompt_module, "_hopper", lambda device: True)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_reference_is_the_product(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
+    x, weight = normal(7, 300, dtype=dtype), random_weight(form, 128, 300, dtype, "cpu")
+    bias = normal(128, dtype=dtype, seed=3)
+    assert_near(packed_prompt(x, weight, bias), expected(x, weight) + bias.double())
+    assert packed_prompt(x[:0], weight).shape == (0, 128)
+
+
+def test_what_is_no_product() -> None:
+    weight = random_weight((8, 0, False), 128, 64, torch.float16, "cpu")
+    with pytest.raises(IngotError, match="x has the wrong dtype"):
+        packed_prompt(torch.ones(70, 64), weight)
+    with pytest.raises(IngotError, match="another width"):
+        packed_prompt(torch.ones(70, 63).half(), weight)
+    with pytest.raises(IngotError, match="the weight is dense"):
+        packed_prompt(torch.ones(70, 64).half(), StoredWeight(torch.ones(128, 64).half(), 64))
+    with pytest.raises(IngotError, match="bias has the wrong shape"):
+        packed_prompt(torch.ones(70, 64).half(), weight, torch.ones(127).half())
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_the_kernel_takes() -> None:
+    """Whole tiles of outputs, groups of 128 and more, rows that a descriptor reads."""
+    x = normal(9, 512, dtype=torch.bfloat16)
+    for form in FORMS:
+        assert takes_prompt(x, random_weight(form, 256, 512, torch.bfloat16, "cpu"))
+    for form in ((8, 64, True), (4, 32, False), (4, 64, True)):
+        assert not takes_prompt(x, random_weight(form, 256, 512, torch.bfloat16, "cpu"))
+    weight = random_weight((4, 128, True), 256, 512, torch.bfloat16, "cpu")
+    assert not takes_prompt(x.half(), weight)
+    assert not takes_prompt(x, random_weight((4, 128, True), 192, 512, torch.bfloat16, "cpu"))
+    wide = normal(9, 600, dtype=torch.bfloat16)
+    assert takes_prompt(wide[:, 8:520], weight)
+    assert not takes_prompt(wide[:, 4:516], weight)
+    assert not takes_prompt(normal(9, 517, dtype=torch.bfloat16)[:, :512], weight)
+    assert not unpacks_prompts(StoredWeight(torch.ones(128, 64), 64))
+
+
+def test_other_devices_do_not_take_it() -> None:
+    weight = random_weight((8, 0, False), 128, 64, torch.float16, "cpu")
+    assert not takes_prompt(normal(9, 64, dtype=torch.float16), weight)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [(64, "small"), (256, "packed"), (257, "prompt"), (2048, "prompt")]
+)
+def test_rows_of_a_scheme(rows: int, wanted: str) -> None:
+    """Few rows keep their kernels."""
+    scheme, called = WeightOnly(8), []
+    tensors = scheme.pack(normal(128, 64, dtype=torch.bfloat16))
+
+    def product(name: str) -> mock.Mock:
+        def multiply(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
+            called.append((name, bias is not None))
+            return x.new_zeros(len(x), weight.out_features)
+
+        return mock.Mock(side_effect=multiply)
+
+    names = {"small": "small_linear", "packed": "packed_matmul", "prompt": "packed_prompt"}
+    patches = {function: product(name) for name, function in names.items()}
+    with mock.patch.multiple(weight_only, runs_on_gpu=lambda x: True, **patches):
+        y = scheme.apply(normal(1, rows, 64, dtype=torch.bfloat16), tensors)
+    assert y.shape == (1, rows, 128)
+    assert called == [(wanted, False)]
+    assert scheme.unpacks_prompts(tensors, 64)
+    assert not InvariantWeightOnly(8).unpacks_prompts(tensors, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="Hopper's"
+)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_to_float64(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
+    """One tile, many per program, ends of rows and columns; twice the same bits, and no row left out."""
+    for rows, outputs, width in ((1, 128, 64), (257, 384, 520), (3000, 4096, 1024), (5000, 5120, 4096)):
+        whole = normal(rows, width + 8, dtype=dtype, device="cuda")
+        x, weight = whole[:, 8:], random_weight(form, outputs, width, dtype, "cuda")
+        bias = normal(outputs, dtype=dtype, device="cuda", seed=3)
+        assert takes_prompt(x, weight)
+        y = packed_prompt(x, weight, bias)
+        assert_near(y, expected(x, weight) + bias.double())
+        y.fill_(float("nan"))
+        del y
+        assert_near(packed_prompt(x, weight), expected(x, weight))
+        assert torch.equal(packed_prompt(x, weight), packed_prompt(x, weight))
