@@ -9,7 +9,12 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.product.packed import packed_prompt as packed_prompt_module
-from ingot.kernels.product.packed.packed_prompt import packed_prompt, takes_prompt, unpacks_prompts
+from ingot.kernels.product.packed.packed_prompt import (
+    packed_prompt,
+    prompt_rows,
+    takes_prompt,
+    unpacks_prompts,
+)
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.quant.schemes import weight_only
 from ingot.quant.schemes.weight_only import InvariantWeightOnly, WeightOnly
@@ -103,6 +108,14 @@ def test_rows_of_a_scheme(rows: int, wanted: str) -> None:
     assert called == [(wanted, False)]
     assert scheme.unpacks_prompts(tensors, 64)
     assert not InvariantWeightOnly(8).unpacks_prompts(tensors, 64)
+
+
+def test_rows_of_a_tile() -> None:
+    """Small tiles where large ones leave most of 132 programs without work, or end with few in work."""
+    assert [prompt_rows(rows, 4096, 132) for rows in (257, 512, 768, 1024, 1536, 2048)] == [
+        128, 128, 256, 256, 128, 256,
+    ]  # fmt: skip
+    assert [prompt_rows(rows, 28672, 132) for rows in (300, 512, 2048, 8192)] == [128, 256, 256, 256]
 
 
 @pytest.mark.gpu

@@ -319,7 +319,22 @@ def packed_prompt_kernel(
     )
 
 
-BLOCK_T, BLOCK_N, STAGES, SPAN = 256, 128, 5, 16
+BLOCK_N = 128
+# Rows of a tile: steps in shared memory, and the time of a tile in % of that of the first.
+BLOCK_T = {256: (5, 100), 128: (10, 60)}
+SPAN = 16
+_BUILT: set[tuple[Any, ...]] = set()
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@functools.lru_cache(maxsize=4096)
+def prompt_rows(tokens: int, outputs: int, programs: int) -> int:
+    """Rows of a tile: fewer where that ends earlier, because larger tiles leave programs without work."""
+
+    def time(rows: int) -> int:
+        return -(-(-(-tokens // rows) * (outputs // BLOCK_N)) // programs) * BLOCK_T[rows][1]
+
+    return min(BLOCK_T, key=time)
 
 
 @functools.cache
@@ -367,28 +382,43 @@ def packed_prompt(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | No
 
 
 def _launch(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None, y: torch.Tensor) -> None:
-    scales = weight.scales
-    assert scales is not None
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    x_desc = TensorDescriptor(x, list(x.shape), list(x.stride()), [BLOCK_T, COLS.value], layout)
-    y_desc = TensorDescriptor(y, list(y.shape), list(y.stride()), [BLOCK_T, BLOCK_N // 2], layout)
+    programs = multiprocessors(x.device)
+    block = prompt_rows(len(x), weight.out_features, programs)
     kind = (weight.bits, weight.group, weight.zeros is not None, bias is not None)
-    (tokens, columns), outputs = x.shape, weight.out_features
-    tiles = triton.cdiv(tokens, BLOCK_T) * (outputs // BLOCK_N)
-    packed_prompt_kernel[(min(tiles, multiprocessors(x.device)),)](
-        x_desc,
-        y_desc,
-        weight.values.view(torch.int32),
-        weight.values.stride(0) * 8,  # 16 rows, two words each
+    if (x.dtype, x.device, kind) not in _BUILT:  # a server should not compile beside its first short prompt
+        _BUILT.add((x.dtype, x.device, kind))
+        for other in BLOCK_T.keys() - {block}:
+            arguments, loop = _arguments(x, weight, bias, y, other, kind)
+            packed_prompt_kernel.warmup(*arguments, LOOP=loop, num_warps=4, grid=(1,))
+    arguments, loop = _arguments(x, weight, bias, y, block, kind)
+    tiles = triton.cdiv(len(x), block) * (weight.out_features // BLOCK_N)
+    packed_prompt_kernel[(min(tiles, programs),)](*arguments, LOOP=loop, num_warps=4)
+
+
+def _arguments(
+    x: torch.Tensor,
+    weight: StoredWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    block: int,
+    kind: tuple[int, int, bool, bool],
+) -> tuple[tuple[Any, ...], PromptLoop]:
+    """The kernel's arguments and constants for tiles of ``block`` rows."""
+    words, scales = weight.values, weight.scales
+    assert scales is not None
+    arguments = (
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [block, COLS.value], _LAYOUT),
+        TensorDescriptor(y, list(y.shape), list(y.stride()), [block, BLOCK_N // 2], _LAYOUT),
+        words.view(torch.int32),
+        words.stride(0) * 8,  # 16 rows, two words each
         scales,
         weight.zeros,
         scales.stride(0) if weight.group else 0,
         bias,
-        tokens,
-        outputs,
-        columns,
-        weight.values.shape[1] // COLS.value,
+        len(x),
+        weight.out_features,
+        weight.in_features,
+        words.shape[1] // COLS.value,
         0,
-        LOOP=PromptLoop(*kind, BLOCK_T, BLOCK_N, STAGES, SPAN),
-        num_warps=4,
     )
+    return arguments, PromptLoop(*kind, block, BLOCK_N, BLOCK_T[block][0], SPAN)
