@@ -15,11 +15,14 @@ def start() -> None:
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # else a parent has it ignored
         signal.signal(signal.SIGINT, _end)
+    from typer.main import get_command
+
     from ingot.cli.main import app
 
-    signal.signal(signal.SIGINT, usual)
+    verbs = get_command(app)
     hold_signals_during("torch")
-    app(prog_name="ingot")
+    signal.signal(signal.SIGINT, usual)
+    verbs(prog_name="ingot")
 
 
 def _end(*_: object) -> None:

@@ -79,12 +79,24 @@ class Operations:
             rope = decoder.rope_table(index)
             at.x, at.hidden = layer(at.x, at.hidden, batch, cache, rope, products)
 
-    def logits(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """Embedded tokens [T, hidden_size], overwritten → logits [L, vocab_size] of the wanted ones."""
+    def logits(
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        caches: Sequence[LayerCache],
+        only: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Embedded tokens [T, hidden_size], overwritten → logits [L, vocab_size] of the wanted ones.
+        ``only``: the layers to launch, the last one among them, for the sake of their kernels alone.
+        """
         decoder = self._decoder
         at = self.begin(hidden)
         del hidden  # memory of a long prompt
-        self.run_layers(at, batch, caches, 0, len(self.layers))
+        if only is None:
+            self.run_layers(at, batch, caches, 0, len(self.layers))
+        for index in only or ():
+            at = Between(*self._starts[index].form.norm(self._norms[index], at.hidden))
+            self.run_layers(at, batch, caches, index, index + 1)
         x = at.x
         assert isinstance(x, torch.Tensor)
         del at  # as above

@@ -11,6 +11,7 @@ from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
+from ingot.kernels.built_ahead import without_launches
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
@@ -185,6 +186,7 @@ def measured_activations(
     batch, caches = largest_step(model, device, dtype, max_batch_size, config)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    run_step(model, batch, caches)
+    with without_launches():  # kernels allocate nothing
+        run_step(model, batch, caches)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before

@@ -5,6 +5,9 @@ for.
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -214,16 +217,22 @@ def test_tokens_flow_from_graph_to_graph(tmp_path: Path) -> None:
 
 def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[object] = []
+    launched: list[list[object]] = []
     decodes, prompts = DecodeGraphs.__new__(DecodeGraphs), PromptGraphs.__new__(PromptGraphs)
     decodes.buckets, prompts.buckets = batch_buckets(4), request_buckets(64)
     for graphs in (decodes, prompts):
         monkeypatch.setattr(graphs, "_capture", lambda *bucket: captured.append(bucket))
-    layered = SimpleNamespace(warm_up=lambda: captured.append("layers"))
+    monkeypatch.setattr(decodes, "launch_all", lambda sizes, kinds: launched.append([*sizes, *kinds]))
+    monkeypatch.setattr(prompts, "launch_all", lambda *most: launched.append([*most]))
+    layered = SimpleNamespace(
+        warm_up=lambda: captured.append("layers"), launch_all=lambda: launched.append(["layers"])
+    )
     runner = SimpleNamespace(graphs=decodes, prompts=prompts, layered=layered, _tokens=70)
     Runner.warm_up(runner, [1, 3], ["greedy", "filtered"])  # type: ignore[arg-type]
     decoding = [(bucket, KINDS[kind]) for bucket in (1, 4) for kind in ("greedy", "filtered")]
     prompted = [(tokens, most) for tokens in (16, 32, 64, 128) for most in (1, 8)]
     assert captured == [*decoding, *prompted, "layers"]
+    assert launched == [[1, 3, "greedy", "filtered"], [3, 70], ["layers"]]
 
 
 def test_unknown_kinds_are_named(folders: dict[str, Path]) -> None:
@@ -276,6 +285,32 @@ def test_no_kind_of_sampling_waits_for_a_capture_or_a_kernel(
     assert set(graphs._captured) == captured
     assert llm.executor.runner.feed.counts.table.data_ptr() == before.data_ptr(), "graphs hold its address"
     assert llm.executor.runner.feed.masks.table.data_ptr() == masks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quant", ["none", "w4a16", "w8a8"])
+def test_a_warm_up_names_its_kernels_ahead(quant: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """In a process and a folder of its own, since each keeps what it has built."""
+    code = f"""
+from triton import knobs
+from ingot import LLM
+from ingot.kernels import built_ahead
+handed_over, alone = [], []
+usual = built_ahead.build_side_by_side
+def build(kernels):
+    handed_over.extend(kernels)
+    usual(kernels)
+built_ahead.build_side_by_side = build
+knobs.compilation.listener = lambda **seen: seen["cache_hit"] or alone.append(seen["src"].name)
+llm = LLM({str(folders["llama"])!r}, "cuda", quant={quant!r}, max_batch_size=4, max_seq_len=64)
+llm.executor.runner.warm_up(range(1, 5), ["greedy", "filtered", "logprobs"])
+print(len(handed_over), alone)
+"""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    count, _, alone = done.stdout.splitlines()[-1].partition(" ")
+    assert (int(count) > 20, alone) == (True, "[]"), done.stdout
 
 
 @pytest.mark.gpu

@@ -121,11 +121,11 @@ def test_the_terminal_holds_signals_while_pytorch_is_imported(tmp_path: Path) ->
     (tmp_path / "torch.py").write_text(code)
     program = (
         "import sys, time\n"
-        "import ingot.cli.main as main\n"
-        "def app(**_):\n"
+        "import typer.main\n"
+        "def verbs(**_):\n"
         "    import torch\n"
         "    time.sleep(10)\n"
-        "main.app = app\n"
+        "typer.main.get_command = lambda app: verbs\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from ingot.cli.start import start\n"
         "try: start()\n"
@@ -168,7 +168,11 @@ def test_ctrl_c_is_pythons_own_once_modules_are_loaded(monkeypatch: pytest.Monke
     """So that a verb cleans up; the early one would end the process at once."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     seen: list[object] = []
-    monkeypatch.setattr("ingot.cli.main.app", lambda **_: seen.append(signal.getsignal(signal.SIGINT)))
+
+    def verbs(**_: object) -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setattr("typer.main.get_command", lambda app: verbs)
     try:
         start()
     finally:

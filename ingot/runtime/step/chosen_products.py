@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -60,6 +61,21 @@ class Forward:
         self.record = record
         return logits
 
+    def launch_some(self, batch: ForwardBatch) -> torch.Tensor:
+        """Launch every kernel of a step once: of layers that are alike, those of the first. The logits have
+        only the shape of a step's.
+        """
+        return self._logits(batch, self._unlike_layers)
+
+    @functools.cached_property
+    def _unlike_layers(self) -> list[int]:
+        """The first layer of each kind, and the last one: what follows it is the head."""
+        layers, last = self.model.layers, len(self.model.layers) - 1
+        stored = [[(name, p.shape, p.dtype) for name, p in layer.named_parameters()] for layer in layers]
+        windows = [self.model.config.window(index) for index in range(last + 1)]
+        kinds = [str((windows[at], stored[at], stored[min(at + 1, last)])) for at in range(last + 1)]
+        return sorted({*map(kinds.index, kinds), last})
+
     def most_logits(self, num_requests: int) -> int:
         """Rows of logits of so many requests, one each; those of speech may have a probe besides."""
         return num_requests * (2 if self.encoded_positions else 1)
@@ -97,11 +113,11 @@ class Forward:
             self._operations[step] = Operations(self.model, self.chooser, step)
         return self._operations[step]
 
-    def _logits(self, batch: ForwardBatch) -> torch.Tensor:
+    def _logits(self, batch: ForwardBatch, only: Sequence[int] | None = None) -> torch.Tensor:
         if batch.encoded is not None and batch.max_query_len > 1:
             batch = replace(batch, encoded=batch.encoded.by_token())
         # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
-        return self.operations(self._kind(batch)).logits(self._embedded(batch), batch, self.caches)
+        return self.operations(self._kind(batch)).logits(self._embedded(batch), batch, self.caches, only)
 
     def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
         hidden = self.model.embed(batch.input_ids, batch.positions, batch.spliced)  # [T, hidden_size]

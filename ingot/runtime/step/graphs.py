@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS, batch_buckets
+from ingot.kernels.sampling.feed_tokens import take_tokens
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.encoding.recording import Recorder
 from ingot.runtime.sampling.pending_tokens import TokenFeed
-from ingot.runtime.sampling.sampler import RowSampling
+from ingot.runtime.sampling.sampler import Newest, RowSampling
 from ingot.runtime.step.chosen_products import Forward
-from ingot.runtime.step.sampled_step import sampled_step
+from ingot.runtime.step.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.step.step_buffer import StepBuffer
 
 GREEDY = (RowSampling(),)
@@ -89,6 +90,12 @@ class DecodeGraphs:
         """Start a step that leaves its requests' tokens in the first rows of the feed's table."""
         self._replay(layout, draws, sampling_kind(draws))
 
+    @torch.inference_mode()
+    def launch_all(self, sizes: Iterable[int], kinds: Iterable[str]) -> None:
+        """Launch every kernel of ``warm_up`` of these sizes, without a graph."""
+        for bucket in sorted({self.bucket_of(size) for size in sizes}):
+            self._launch_once(bucket, [KINDS[kind] for kind in kinds])
+
     def warm_up(self, num_requests: int, kinds: Iterable[str]) -> None:
         """Capture the steps of the bucket for this many requests and of these ``KINDS`` of sampling."""
         for kind in kinds:
@@ -114,15 +121,29 @@ class DecodeGraphs:
             self._buffers[bucket] = StepBuffer(*sizes, self.device, kv_heads, encoded, self.block_size)
         return self._buffers[bucket]
 
-    @torch.inference_mode()
-    def _capture(self, bucket: int, kind: tuple[RowSampling, ...] | None) -> _Captured:
-        if (bucket, kind) in self._captured:
-            return self._captured[bucket, kind]
+    def _launch_once(self, bucket: int, kinds: Iterable[tuple[RowSampling, ...]]) -> None:
+        """Launch every kernel of the bucket's steps: it builds and loads them, fills workspaces and makes the
+        token counts, none of which a capture may do.
+        """
         buffer = self._buffer(bucket)
         buffer.fill_padding()
         buffer.upload()
         batch = buffer.padded_batch(1, self.max_seq_len)
         table = self.feed.table.clone()
+        ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)
+        logits = self.forward.launch_some(replace(batch, input_ids=ids))
+        for kind in kinds:
+            draws = buffer.draws(bucket, kind)
+            leave_tokens(logits, draws, self.feed, Newest(ids, batch.logits_indices))
+        self.feed.table.copy_(table)  # the newest tokens, which are overwritten
+
+    @torch.inference_mode()
+    def _capture(self, bucket: int, kind: tuple[RowSampling, ...] | None) -> _Captured:
+        if (bucket, kind) in self._captured:
+            return self._captured[bucket, kind]
+        self._launch_once(bucket, [] if kind is None else [kind])
+        buffer = self._buffers[bucket]
+        batch = buffer.padded_batch(1, self.max_seq_len)
 
         def run() -> torch.Tensor | None:
             if kind is None:
@@ -131,8 +152,6 @@ class DecodeGraphs:
             sampled_step(self.forward, batch, buffer.feed_rows, draws, self.feed)
             return None
 
-        run()  # compiles kernels, fills workspaces and makes the token counts outside of the capture
-        self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
         graph, logits = self._recorder.record(run)
         self._captured[bucket, kind] = _Captured(graph, logits, self.forward.record)
         return self._captured[bucket, kind]

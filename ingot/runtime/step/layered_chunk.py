@@ -51,6 +51,12 @@ class LayeredChunk:
         self._timed.add(began, went_over, (rows, layers), decodes=decodes)
 
     @torch.inference_mode()
+    def launch_all(self) -> None:
+        """Launch every kernel of ``warm_up``."""
+        for rows in self.pace.sizes:
+            self.forward.launch_some(self._buffer(rows).padded_batch(rows, self.max_seq_len))
+
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Build the kernels of every size, on padding alone."""
         for rows in self.pace.sizes:

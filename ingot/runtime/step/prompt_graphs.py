@@ -16,6 +16,7 @@ from ingot.config.step_sizes import TOKEN_BUCKETS, request_buckets
 from ingot.kernels.sampling.feed_tokens import take_tokens
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.encoding.input_encoding import Encoding
@@ -107,21 +108,41 @@ class PromptGraphs:
 
     def warm_up(self, num_requests: int, num_tokens: int) -> None:
         """Capture all buckets for steps of up to so many requests and tokens."""
+        for size in self._sizes(num_requests, num_tokens):
+            self._capture(*size)
+
+    @torch.inference_mode()
+    def launch_all(self, num_requests: int, num_tokens: int) -> None:
+        """Launch every kernel of ``warm_up``, without a graph."""
+        for size in self._sizes(num_requests, num_tokens):
+            self._launch_once(*self._padding(*size))
+
+    def _sizes(self, num_requests: int, num_tokens: int) -> list[tuple[int, int]]:
+        """The buckets of steps of up to so many requests and tokens."""
         tokens, requests = self.bucket_of(
             min(num_tokens, TOKEN_BUCKETS[-1]), min(num_requests, self.buckets[-1])
         )
-        for size in TOKEN_BUCKETS[: TOKEN_BUCKETS.index(tokens) + 1]:
-            for most in self.buckets[: self.buckets.index(requests) + 1]:
-                self._capture(size, most)
+        sizes = TOKEN_BUCKETS[: TOKEN_BUCKETS.index(tokens) + 1]
+        return [(size, most) for size in sizes for most in self.buckets[: self.buckets.index(requests) + 1]]
+
+    def _launch_once(self, buffer: StepBuffer, batch: ForwardBatch) -> None:
+        """Launch every kernel of a step, before its capture: builds and loads them, fills workspaces."""
+        ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)
+        self.forward.launch_some(replace(batch, input_ids=ids))
+
+    def _padding(self, tokens: int, requests: int) -> tuple[StepBuffer, ForwardBatch]:
+        """An uploaded buffer of this bucket, all padding, and its step."""
+        buffer = prompt_buffer(self.forward, self.device, self.max_seq_len, tokens, requests)
+        batch = buffer.padded_batch(tokens, self.max_seq_len)
+        if self._encoding is not None:
+            batch = replace(batch, spliced=self._encoding.captured(tokens))
+        return buffer, batch
 
     @torch.inference_mode()
     def _capture(self, tokens: int, requests: int) -> _Captured:
         if (tokens, requests) in self._captured:
             return self._captured[tokens, requests]
-        buffer = prompt_buffer(self.forward, self.device, self.max_seq_len, tokens, requests)
-        batch = buffer.padded_batch(tokens, self.max_seq_len)
-        if self._encoding is not None:
-            batch = replace(batch, spliced=self._encoding.captured(tokens))
+        buffer, batch = self._padding(tokens, requests)
         model = self.forward.model
         if not len(self._logits):  # of all graphs: each would keep its own
             shape = (self.forward.most_logits(self.buckets[-1]), model.config.vocab_size)
@@ -132,7 +153,7 @@ class PromptGraphs:
             ids.copy_(take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table))
             self._logits[: len(batch.logits_indices)] = self.forward(replace(batch, input_ids=ids))
 
-        run()  # compiles kernels and fills workspaces outside of the capture
+        self._launch_once(buffer, batch)
         graph, _ = self._recorder.record(run)
         newest = Newest(ids, batch.logits_indices)
         self._captured[tokens, requests] = _Captured(graph, buffer, newest, self.forward.record)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ingot.config.step_sizes import batch_buckets, most_tokens
+from ingot.kernels.built_ahead import built_ahead
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.product_choice import fuses
@@ -162,6 +163,13 @@ class Runner:
         them, if graphs are used. Build the kernels of chunks that go layer by layer.
         """
         sizes = [size for size in batch_sizes if self.graphs is not None and self.graphs.fits(size)]
+        with built_ahead():
+            if self.graphs is not None:
+                self.graphs.launch_all(sizes, kinds)
+            if self.prompts is not None and sizes:
+                self.prompts.launch_all(max(sizes), self._tokens)
+            if self.layered is not None:
+                self.layered.launch_all()
         for size in sizes:
             assert self.graphs is not None
             self.graphs.warm_up(size, kinds)
