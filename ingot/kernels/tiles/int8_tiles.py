@@ -16,7 +16,7 @@ from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors, shared_bytes
 from ingot.kernels.tiles.tile_tables import Tiles, chosen, listed
 
-E4M3_ROWS = 16  # the fewest that a warpgroup's product takes; a warp's turns e4m3 into fp16 first
+WARPGROUP_ROWS = 16  # the fewest that the compiler gives a warpgroup; a warp turns e4m3 into fp16 first
 INT8_FRAGMENT_ROWS = 16  # up to so many, a weight of 4 bits inside 8 goes straight into registers
 # Decode steps of up to so many rows split the sums of products of few outputs. An estimate: at 256 rows the
 # output and down products of a 7B have 64 tiles of 128 x 128 for an H200's 132 multiprocessors, at 512 they
@@ -58,14 +58,15 @@ def small_int8_tiles(
     e4m3: bool = False,
 ) -> Tiles:
     """Tile choices for up to 64 rows; ``split``: of partial sums; ``four_bits``: the weight has 4 inside
-    8.
+    8. Without early loads of the weight, and of e4m3, tiles have the rows of a warpgroup's product.
     """
-    kind, least = ("fp8", E4M3_ROWS) if e4m3 else ("int8", 8)
-    columns, size, parts = max(next_power_of_two(num_tokens), least), outputs, ""
+    kind, size, parts = "fp8" if e4m3 else "int8", outputs, ""
     if split:
         size, parts = width, "_parts"
-    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}
+    tiles = {"OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}
     tiles |= chosen(f"{kind}{parts}", num_tokens, size)
+    least = WARPGROUP_ROWS if e4m3 or not tiles["PREFETCH"] else 8
+    tiles["BLOCK_T"] = columns = max(next_power_of_two(num_tokens), least)
     if four_bits and num_tokens <= INT8_FRAGMENT_ROWS:
         tiles |= chosen(f"int8_straight{parts}", num_tokens, size) | {"PROGRAMS": 0}
     tiles["BLOCK_K"] = whole_steps(tiles, group)["BLOCK_K"]

@@ -150,18 +150,18 @@ any: ≤16383 32 4 1 1; 32 2 1 1
 any: ≤8192 32 4 1 4; 32 2 2 4
 
 int8 BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
-  8: ≤16383 32 256 2 6 0 1; 64 256 4 4 3 1
+  8: ≤5999 32 256 2 6 0 1; 64 256 4 5 2 0
  16: ≤16383 64 256 4 5 2 0; 64 256 4 4 3 0
  32: ≤16383 64 256 4 4 2 0; 64 256 4 3 3 0
  64: ≤16383 64 128 4 6 2 0; 128 128 4 4 2 0
 
 int8_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
-  8: ≤8192 64 256 4 4 0 1 8; 64 256 4 6 0 1 4
+  8: ≤8192 64 256 4 4 0 1 8; 64 256 4 6 0 0 4
  16: ≤8192 64 256 4 4 0 1 8; 64 256 4 6 0 0 4
  32: ≤8192 64 256 4 4 0 0 8; 64 256 4 4 0 0 4
  64: 128 128 4 4 0 0 8
 
-fp8 BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH  # of at least 16 rows: else e4m3 becomes fp16
+fp8 BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
   8: 64 256 4 5 2 0
  16: ≤16383 64 256 4 5 2 0; 64 256 4 4 3 0
  32: ≤16383 64 256 4 4 2 0; 64 256 4 3 3 0
