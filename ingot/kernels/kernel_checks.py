@@ -118,8 +118,12 @@ def runs_on_gpu(x: torch.Tensor) -> bool:
 
 
 # Tiles that need not be powers of two, and those that are off at 0.
-COUNTS = frozenset({"AHEAD", "DIRECT", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"})
-OFF_AT_0 = frozenset({"AHEAD", "DIRECT", "EXACT", "FRAGMENTS", "MORE_N", "PREFETCH", "PROGRAMS", "WIDE"})
+COUNTS = frozenset(
+    {"AHEAD", "DIRECT", "GROUPS", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"}
+)
+OFF_AT_0 = frozenset(
+    {"AHEAD", "DIRECT", "EXACT", "FRAGMENTS", "MORE_N", "PIECE", "PREFETCH", "PROGRAMS", "WIDE"}
+)
 
 
 def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:

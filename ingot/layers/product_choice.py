@@ -125,7 +125,8 @@ class ProductChooser:
         overlap = step.decodes
         if linear.scheme.rounds or not linear.scheme.small_products:
             few = step.rows is not None and step.rows <= DECODE_ROWS
-            return by_scheme(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
+            places = self._places(linear, step)
+            return by_scheme(linear, self.dtype, overlap=overlap, splits=few, places=places)
         if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
             return found
         if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:
@@ -165,7 +166,7 @@ class ProductChooser:
         scales = linear.stored().scales
         return scales is not None and scales.dtype in PACKED_DTYPES
 
-    def _places(self, step: Step) -> bool:
+    def _places(self, linear: Linear, step: Step) -> bool:
         """Whether a QKV product in 8 bits writes the cache itself."""
-        few = step.rows is not None and step.rows <= MAX_ROWS
+        few = step.rows is not None and step.rows <= linear.scheme.placing_rows(self.cache.keys.device)
         return few and not self.config.qk_norm and self.cache.keys.dtype == self.dtype

@@ -17,15 +17,18 @@ from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.product.int8.warpgroup_matmul import warpgroup_matmul_triton, warpgroup_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.rows.row_endings import InInt8
-from ingot.kernels.tiles.int8_tiles import LARGE_NAMES
+from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, Machine
+from ingot.kernels.tiles.warpgroup_tiles import rated
 from ingot.kernels.weight.int4_weight import Int4Weight
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.flat_calls import small_int8_qkv_triton, small_qkv_triton
 from tests.kernels.numerics import launched
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)
+HOPPER = Machine(132, True, True, 227 << 10)
 EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}
 
 
@@ -133,6 +136,16 @@ def int8_sums_of(rows: int) -> None:
     int8_matmul_triton(rows_in_8(rows, 4096), weight_in_8(12288, 4096), torch.int32, tiles={"TMA": 2})
 
 
+def warpgroups(rows: int, group: int = 0, four: bool = False) -> None:
+    """Products by groups of warps, by every choice for so many rows: with bias and residual sum, in parts."""
+    weight = pairs_in_8(4096, 4096, 128) if four else weight_in_8(4096, 4096)
+    x, stream, bias = rows_in_8(rows, 4096, group), empty(rows, 4096, dtype=BRAIN), empty(4096, dtype=BRAIN)
+    for _, tiles in rated(rows, 2, HOPPER, group, four):
+        warpgroup_matmul_triton(x, weight, BRAIN, bias, stream, stream, tiles)
+    for _, tiles in rated(rows, 4, HOPPER, group, four):
+        warpgroup_parts_triton(x, weight, tiles | {"SPLITS": 2})
+
+
 INT8_CASES: dict[str, Callable[[], Any]] = {
     "ends in 8 bits fp16": lambda: int8_ends(HALF, 4),
     "ends in 8 bits fp32": lambda: int8_ends(FULL, 4),
@@ -159,6 +172,14 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "straight, 4 bits inside 8 8 fp16 overlapping": lambda: four_bits(HALF, 8, OVERLAP=2),
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
+    "both in 8 bits 32 by groups of warps": lambda: warpgroups(32, four=True),
+    "both in 8 bits 64 by groups of warps": lambda: warpgroups(64, four=True),
+    "both in 8 bits 128 by groups of warps": lambda: [warpgroups(128), warpgroups(128, four=True)],
+    "both in 8 bits 256 by groups of warps": lambda: warpgroups(256),
+    "both in 8 bits 2048 by groups of warps": lambda: [warpgroups(2048), warpgroups(2048, four=True)],
+    "both in 8 bits 128 by heads, by groups of warps": lambda: [
+        warpgroups(rows, 128, four=True) for rows in (32, 64, 128)
+    ],
     "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),
     "both in 8 bits 2048 fp32": lambda: large_int8(FULL, 2048, TMA=2),
     "both in 8 bits 2048 sums": lambda: int8_sums_of(2048),

@@ -19,7 +19,12 @@ from typing import Any
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program may use
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
 # Of GPUs with warpgroup products and descriptors.
-WARPGROUP_KERNELS = {"hopper_attention_kernel", "packed_direct_kernel", "packed_prompt_kernel"}
+WARPGROUP_KERNELS = {
+    "hopper_attention_kernel",
+    "packed_direct_kernel",
+    "packed_prompt_kernel",
+    "warpgroup_kernel",
+}
 KERNELS = {
     "feed_tokens_kernel",
     "bin_scores_kernel",
@@ -59,6 +64,7 @@ KERNELS = {
     "tile_tops_kernel",
     "tile_weights_kernel",
     "transcript_kernel",
+    "warpgroup_kernel",
 }
 
 

@@ -48,6 +48,7 @@ CASES = (
     "gptq 128 of 22016 uint8",
     "expanded 4096 by 128",
     "both in 8 bits 2048 sums",
+    "both in 8 bits 32 by groups of warps",
     "straight, 4 bits inside 8 8 fp16 overlapping",
     "ends in 8 bits bf16 overlapping",
     "blocks 8 fp16 overlapping",

@@ -55,6 +55,12 @@ def has_descriptors(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether the tensor cores multiply for groups of four warps (`wgmma`): on Hopper alone."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def takes_fragments(num_tokens: int, weight: Shaped, itemsize: int) -> bool:
     """Whether a product of so many rows can load the weight straight into registers."""
     whole = weight.out_features % BLOCK_ROWS == 0 and weight.in_features % 8 == 0

@@ -212,4 +212,17 @@ large_int8_parts BLOCK_M BLOCK_N MORE_N BLOCK_K num_warps num_stages PIECES PROG
 any: 64 64 0 256 4 3 1 0
 large_int8_parts_groups …
 any: 64 64 0 128 4 5 1 0
+
+warpgroups GROUPS BLOCK_T PIECE PROGRAMS RATE
+128: 2 128 64 1 95
+any: 1 256 64 1 64; 2 256 64 1 85; 3 256 32 1 82
+warpgroups_four …  # 4 bits inside 8
+ 32: 1 32 32 4 40
+ 64: 1 64 32 3 60
+128: 1 128 64 2 70; 3 128 64 1 75
+any: 1 256 64 1 60; 2 256 64 1 85
+warpgroups_groups …  # 4 bits inside 8, rows with groups
+ 32: 1 32 32 3 30
+ 64: 1 64 32 2 40
+128: 1 128 64 1 40
 """)

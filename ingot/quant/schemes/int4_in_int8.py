@@ -1,8 +1,8 @@
 """Weights in 4 bits inside values of 8, activations in 8 bits: w4a8.
 
-A product first writes the weight as int8 into a temporary, N bytes per column: half a byte per weight is kept
-and read, at the price of a pass that writes a byte and of another that reads it. Few rows can do without
-(int8_tiles.py: ``INT8_FRAGMENT_ROWS``).
+Few rows (int8_tiles.py: ``INT8_FRAGMENT_ROWS``), and on Hopper any number of them, multiply by pairs that
+become bytes in registers. On other GPUs a product of more rows first writes the weight as int8 into a
+temporary, N bytes per column: a pass that writes a byte per weight, and another that reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS
-from ingot.kernels.weight.expand_int8 import expand_int8
+from ingot.kernels.tiles.product_tiles import has_warpgroups
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
 from ingot.kernels.weight.stored_weight import PIECE
 from ingot.quant.methods.gptq import gptq
@@ -95,9 +95,12 @@ class Int4InInt8(Int8Products):
         return Int4Weight(pairs, steps, zeros, scales, self.group, in_features)
 
     def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> AnyInt8:
-        """The weight as it is stored for few ``rows``, else an int8 temporary, written anew each time."""
-        stored = self.int4_weight(tensors, in_features)
-        return stored if 0 < rows <= INT8_FRAGMENT_ROWS else expand_int8(stored)
+        """The weight as it is stored; a product that cannot read it writes its own int8 temporary."""
+        return self.int4_weight(tensors, in_features)
+
+    def placing_rows(self, device: torch.device) -> int:
+        """Beyond the rows that read pairs, other kernels multiply by groups of warps, if the GPU can."""
+        return INT8_FRAGMENT_ROWS if has_warpgroups(device) else super().placing_rows(device)
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
         return expanded(self.int4_weight(tensors, in_features))

@@ -11,6 +11,7 @@ import torch
 
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import PIECE, StoredWeight
 from ingot.quant.quantized_values import InBlocks, Quantized, Values
@@ -87,6 +88,10 @@ class LinearScheme(ABC):
     def rounds(self) -> bool:
         """Whether activations are rounded to few bits."""
         return self.form != "dense"
+
+    def placing_rows(self, device: torch.device) -> int:
+        """Up to how many rows a QKV product of form ``int8`` writes queries and the cache itself."""
+        return MAX_ROWS
 
     # What is stored.
 

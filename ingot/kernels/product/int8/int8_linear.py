@@ -24,10 +24,16 @@ from ingot.kernels.kernel_checks import (
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.int8.fp8_library import library_linear, library_takes
 from ingot.kernels.product.int8.int8_matmul import aligned, int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.product.int8.warpgroup_matmul import (
+    takes_warpgroups,
+    warpgroup_matmul_triton,
+    warpgroup_parts_triton,
+)
 from ingot.kernels.product.product_arguments import expect_product
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
-from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, FEW_PARTS
-from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, FEW_PARTS, INT8_FRAGMENT_ROWS
+from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors, has_warpgroups
+from ingot.kernels.tiles.warpgroup_tiles import TILES
 from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, as_int8
 
@@ -78,7 +84,7 @@ def int8_linear(
         residual: [M, N] or None, in ``dtype``; added after the bias.
         out: [M, N] contiguous, receives the result; may be ``residual``. None: a new tensor.
         tiles: for up to 64 rows as of :func:`small_linear`, with BLOCK_T of 8 and more; for more, or with
-            BLOCK_M, as of ``large_int8_tiles`` (int8_tiles.py).
+            BLOCK_M, as of ``large_int8_tiles`` (int8_tiles.py) or, on Hopper, ``warpgroup_tiles``.
 
     Returns:
         [M, N] in ``dtype``: ``out``, or a new tensor.
@@ -100,9 +106,21 @@ def int8_linear(
     plain = residual is None and out is None and not tiles
     if plain and isinstance(weight, Int8Weight) and library_takes(x, weight, dtype, bias):
         return library_linear(x, weight, dtype, bias)
+    if _by_warpgroups(x, weight, tiles):
+        return warpgroup_matmul_triton(x, weight, dtype, bias, residual, out, tiles)
     if shape[0] <= MAX_ROWS and not (tiles and "BLOCK_M" in tiles):
         return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
     return int8_matmul_triton(x, whole_int8(weight), dtype, bias, residual, out, tiles)
+
+
+def _by_warpgroups(x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None) -> bool:
+    """Whether groups of warps multiply: more rows than the small kernels multiply, by 4 bits than they
+    multiply as they are stored; not by other kernels' ``tiles``.
+    """
+    most = INT8_FRAGMENT_ROWS if isinstance(weight, Int4Weight) else MAX_ROWS
+    if x.values.shape[0] <= most or (tiles and not tiles.keys() <= TILES):
+        return False
+    return has_warpgroups(x.values.device) and takes_warpgroups(x, weight)
 
 
 def int8_linear_parts(
@@ -127,6 +145,8 @@ def int8_linear_parts(
         if x.group or x.values.dtype == E4M3:
             return int8_product(x, weight, torch.float32)[None]
         return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
+    if _by_warpgroups(x, weight, tiles):
+        return warpgroup_parts_triton(x, weight, tiles)
     many = x.values.shape[0] > MAX_ROWS
     if tiles:
         many |= "BLOCK_M" in tiles

@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, multiprocessors
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.product.int8.int8_epilogue import ended
 from ingot.kernels.product.product_arguments import Sums, scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
@@ -197,16 +198,16 @@ def _store(
     if y_ptr.dtype.element_ty == tl.int32:
         y = acc
     else:
-        y = acc.to(tl.float32)
+        row_scales, bias, residual = None, None, None
         if LOOP.GROUP == 0:
-            y *= x_scales[:, None]
-        y *= tl.load(weight.scales + outputs, mask=wanted, other=0.0)[None, :]
+            row_scales = x_scales[:, None]
+        weight_scales = tl.load(weight.scales + outputs, mask=wanted, other=0.0)[None, :]
         if out.bias is not None:
-            y += tl.load(out.bias + outputs, mask=wanted, other=0.0).to(tl.float32)[None, :]
+            bias = tl.load(out.bias + outputs, mask=wanted, other=0.0)[None, :]
         if out.residual is not None:
             places = (rows.to(tl.int64) * out.residual_stride)[:, None] + outputs[None, :]
-            y += tl.load(out.residual + places, mask=inside, other=0.0).to(tl.float32)
-        y = y.to(y_ptr.dtype.element_ty)
+            residual = tl.load(out.residual + places, mask=inside, other=0.0)
+        y = ended(acc, row_scales, weight_scales, bias, residual, y_ptr.dtype.element_ty)
     tl.store(y_ptr + (rows.to(tl.int64) * LOOP.N)[:, None] + outputs[None, :], y, mask=inside)
 
 
