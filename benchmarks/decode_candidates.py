@@ -33,9 +33,30 @@ EVEN_MANY = {
              (64, 128, 4, 3, 2, 0, 4), (64, 64, 4, 4, 3, 0, 6), (128, 128, 8, 4, 1, 0, 4)],
 }  # fmt: skip
 
+# Vector sums of one row: BLOCK_N, BLOCK_K, warps, programs a multiprocessor.
+WHOLE_ROW = [
+    (2, 4096, 4, 4),
+    (2, 4096, 4, 8),
+    (2, 4096, 8, 4),
+    (4, 4096, 8, 4),
+    (8, 4096, 8, 2),
+    (4, 2048, 4, 6),
+]
+ONE_ROW = dict.fromkeys(("qkv", "o", "gate_up", "head"), WHOLE_ROW) | {
+    "down": [(8, 2048, 8, 3), (8, 2048, 4, 3), (4, 2048, 4, 6), (2, 2048, 4, 8), (4, 4096, 8, 3)]
+}
+
+
+def one_row_candidates(op: str) -> list[Tiles]:
+    """Other tiles of a product of one row, and a later start of the kernel after it."""
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "PROGRAMS")
+    return [{"OVERLAP": 4}, *(dict(zip(names, shape, strict=True)) for shape in ONE_ROW[op])]
+
 
 def even_candidates(op: str, rows: int) -> list[Tiles]:
-    """Equal shares for full waves of programs."""
+    """Equal shares for full waves of programs; one row's own."""
+    if rows == 1:
+        return one_row_candidates(op)
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
     shapes = (EVEN_FEW if rows <= 16 else EVEN_MANY)[op]
     return [dict(zip(names, shape, strict=False)) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Random weights and caches of a 7B LLaMA's decode step, and the step as the kernels compute it.
+"""Random weights and caches of a 7B or 8B LLaMA's decode step, and the step as the kernels compute it.
 
 ``decode_variants.py`` times it.
 
@@ -50,11 +50,17 @@ class Shape:
     vocabulary: int = 151936
     context: int = 640
     block: int = 64
+    kv_heads: int = 0  # 0: as many as heads
+
+    @property
+    def cached_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
 
     def products(self) -> dict[str, tuple[int, int]]:
         """[outputs, inputs] of every product's weight."""
         return {
-            "qkv": (3 * self.hidden, self.hidden),
+            "qkv": ((self.heads + 2 * self.cached_heads) * self.head_dim, self.hidden),
             "o": (self.hidden, self.hidden),
             "gate_up": (2 * self.inner, self.hidden),
             "down": (self.hidden, self.inner),
@@ -63,6 +69,11 @@ class Shape:
 
 
 LLAMA_7B = Shape()
+NAMED = {
+    "llama-7b": LLAMA_7B,
+    "llama31-8b": Shape(inner=14336, vocabulary=128256, kv_heads=8),
+    "qwen3-8b": Shape(inner=12288, kv_heads=8),  # without its norms of heads
+}
 SHAPES = LLAMA_7B.products()
 Plan = dict[str, Tiles | None]
 
@@ -102,7 +113,7 @@ class Stack:
         }
         self.norm = torch.empty(shape.hidden, **options).uniform_(0.5, 1.5)
         blocks = shape.context // shape.block
-        cache = (batch * blocks, shape.heads, shape.block, shape.head_dim)
+        cache = (batch * blocks, shape.cached_heads, shape.block, shape.head_dim)
         self.caches = [[torch.empty(cache, **options).normal_() for _ in range(2)] for _ in range(layers)]
         self.tables = torch.randperm(batch * blocks, device=device).int().view(batch, blocks)
         self.arrivals = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
@@ -122,7 +133,7 @@ class Stack:
     def place(self, rows: int, layer: int) -> Placement:
         """Where rows of the QKV product go."""
         tokens = TokenPlaces(self.positions[:rows], self.positions[:rows], self.slots[:rows])
-        heads = QkvHeads(self.shape.heads, self.shape.heads, self.shape.head_dim)
+        heads = QkvHeads(self.shape.heads, self.shape.cached_heads, self.shape.head_dim)
         return Placement(self.rotary, tokens, PagedCache(*self.caches[layer]), heads)
 
     def attend(

@@ -1,6 +1,6 @@
 """Which kernels a decode step should use at 1 to 128 rows: variants of the whole step, timed side by side.
 
-Each variant is one CUDA graph of the 7B shape's 32 layers and head; variants are replayed in turn, so that
+Each variant is one CUDA graph of 32 layers and head of a shape; variants are replayed in turn, so that
 the GPU's clocks favour none. First the tiles: at 8, 16, 32 and 64 rows every op of the fused step in turn
 takes each of its candidates (equal shares for full waves of programs, x pipelined with the weights or not)
 and keeps what makes the step faster. Then the ways: at every number of rows today's step, the fused step with
@@ -8,7 +8,7 @@ today's and with the new tiles, and steps that leave products to the matrix libr
 them. The last line says what to enter: tiles by bucket of rows (kernels/tiles/tile_tables.py), and the
 table of row numbers (layers/product_choice.py, DENSE_ROWS). About 60 s on an H200 with 16 cores.
 
-    python benchmarks/decode_variants.py --json variants.json
+    python benchmarks/decode_variants.py --shape llama31-8b --json variants.json
     python benchmarks/decode_variants.py --dry --rows 1,2,9,70 --sweep-rows 8,33  # tiny, on a CPU: no figures
 """
 
@@ -33,12 +33,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles, even_candidates
-from decode_stack import LAYERS, LLAMA_7B, SHAPES, Plan, Shape, Stack
+from decode_stack import LAYERS, NAMED, SHAPES, Plan, Shape, Stack
 
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import rms_norm, sum_norm
 from ingot.kernels.product.few_rows import small_gate_up, small_linear, small_qkv
+from ingot.layers.product_choice import small_products
 
 TINY = Shape(hidden=64, inner=70, heads=2, head_dim=32, vocabulary=90, context=32, block=16)
 ALL, NONE = frozenset(SHAPES), frozenset[str]()
@@ -136,10 +137,11 @@ def sweep(bench: Bench, rows: int, table: list[dict[str, Any]], rounds: int) -> 
     """Tiles by op that make the fused step faster, one op after the other; a line of the table an op."""
     plan: Plan = {}
     for op in OPS:
-        base: Way = (ALL, plan)
+        small = None if rows == 1 else ALL
+        base: Way = (small, plan)
         gains: list[tuple[float, Tiles]] = []
         for tiles in options(op, rows):
-            before, after = bench.times(rows, [base, (ALL, {**plan, op: tiles})], rounds)
+            before, after = bench.times(rows, [base, (small, {**plan, op: tiles})], rounds)
             gains.append((statistics.median(before) - statistics.median(after), tiles))
         gains.sort(key=lambda pair: -pair[0])
         gain, best = gains[0]
@@ -159,11 +161,13 @@ def sweep(bench: Bench, rows: int, table: list[dict[str, Any]], rounds: int) -> 
 
 def ways(rows: int, best: Plan) -> dict[str, Way]:
     """Every way to compute a step of this many rows; today's first."""
-    today: Way = (None, {}) if rows == 1 else (ALL, {}) if rows <= 8 else (NONE, {})
+    today: Way = (None if rows == 1 else small_products(rows), {})
     found = {"today": today}
     long = {"OVERLAP": 4, "BLOCK_N": 64, "num_warps": 2, "MAX_SPLITS": 32}
     found["today, attention 4"] = (today[0], {"attention": {"OVERLAP": 4}})
     found["today, attention of long tiles"] = (today[0], {"attention": long})
+    if rows == 1:
+        found["today, best tiles"] = (None, best)
     if rows <= 64 and rows > 1:
         found |= {"small": (ALL, {}), "small, best tiles": (ALL, best)}
         found |= {f"{name}, best tiles": (small, {**best, **EARLY}) for name, small in MIXED.items()}
@@ -208,10 +212,10 @@ def jobs(rows: list[int]) -> list[tuple[int, str, Tiles]]:
     return found
 
 
-def compile_share(share: str, sweep_rows: list[int], rows: list[int]) -> None:
+def compile_share(share: str, sweep_rows: list[int], rows: list[int], shape: Shape) -> None:
     """Compile this process's share of the candidates into Triton's cache, then of the steps."""
     index, count = (int(part) for part in share.split("/"))
-    stack = Stack(1, max(*rows, *sweep_rows), heads=1)
+    stack = Stack(1, max(*rows, *sweep_rows), shape=shape, heads=1)
     bench = Bench(stack, dry=False)
     calls: list[Call] = []
     for number, op, tiles in jobs(sweep_rows):
@@ -229,14 +233,16 @@ def compile_share(share: str, sweep_rows: list[int], rows: list[int]) -> None:
 
 def compile_op(stack: Stack, op: str, rows: int, tiles: Tiles) -> None:
     """One op, and the norm that ends its parts."""
-    y = stack.fused(op, 0, rows, {"BLOCK_T": max(1 << (rows - 1).bit_length(), 8), **tiles})
-    if op in ("o", "down"):
+    columns = 1 if rows == 1 else max(1 << (rows - 1).bit_length(), 8)
+    y = stack.fused(op, 0, rows, {"BLOCK_T": columns, **tiles})
+    if op in ("o", "down") and rows > 1:
         sum_norm.sum_norm(y, stack.x[:rows], stack.norm, 1e-6)
 
 
 def compile_all(count: int, arguments: argparse.Namespace) -> None:
     """Run ``count`` processes that compile, and wait for them."""
     base = [sys.executable, __file__, "--rows", arguments.rows, "--sweep-rows", arguments.sweep_rows]
+    base += ["--shape", arguments.shape]
     running = [subprocess.Popen([*base, "--compile", f"{index}/{count}"]) for index in range(count)]
     failed = [process.args for process in running if process.wait()]
     if failed:
@@ -256,7 +262,9 @@ def measure(bench: Bench, sweep_rows: list[int], rows: list[int], rounds: int) -
     compared = {}
     for count in rows:
         bucket = next((b for b in sorted(best) if b >= count), None)
-        compared[count] = compare(bench, count, best[bucket] if bucket and count > 1 else {}, 2 * rounds)
+        compared[count] = compare(
+            bench, count, best[bucket] if bucket and (count > 1 or bucket == 1) else {}, 2 * rounds
+        )
     limits = [(count, found["small"], found["best"]) for count, found in compared.items()]
     return {"ops": table, "steps": compared, "recommended": {"tiles": best, "row_limits": limits}}
 
@@ -270,13 +278,14 @@ def main() -> None:
     parser.add_argument("--sweep-rows", default="8,16,32,64")
     parser.add_argument("--rounds", type=int, default=10, help="replays of each variant in a sweep")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile at once")
+    parser.add_argument("--shape", choices=list(NAMED), default="llama-7b")
     parser.add_argument("--compile", metavar="I/N")
     parser.add_argument("--dry", action="store_true", help="tiny shapes on a CPU, one replay each")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows, sweep_rows = ([int(n) for n in text.split(",")] for text in (arguments.rows, arguments.sweep_rows))
     if arguments.compile:
-        compile_share(arguments.compile, sweep_rows, rows)
+        compile_share(arguments.compile, sweep_rows, rows, NAMED[arguments.shape])
         return
     begun = time.monotonic()
     seconds: dict[str, float] = {}
@@ -287,7 +296,7 @@ def main() -> None:
         compile_all(arguments.processes, arguments)
         seconds["compiled"] = round(time.monotonic() - begun)
         print(seconds, flush=True)
-        stack, rounds = Stack(LAYERS, max(rows), shape=LLAMA_7B), arguments.rounds
+        stack, rounds = Stack(LAYERS, max(*rows, *sweep_rows), shape=NAMED[arguments.shape]), arguments.rounds
     found = measure(Bench(stack, arguments.dry), sweep_rows, rows, rounds)
     seconds["all"] = round(time.monotonic() - begun)
     results = {
