@@ -62,6 +62,7 @@ SHAPES = [
     *(Shape(32, 8, 128, batch, context) for batch, context in ((8, 8192), (32, 2048), (64, 576))),
     Shape(32, 8, 128, 64, 640, ragged=True),
     Shape(32, 4, 128, 32, 2048),
+    *(Shape(32, kv_heads, 128, *size) for kv_heads in (8, 4) for size in ((8, 16384), (64, 2048))),
 ]
 
 

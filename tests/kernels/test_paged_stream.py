@@ -37,7 +37,10 @@ SHORT = {"MIN_SPLIT": 32, "BLOCK_N": 32, "OVERLAP": 1}
 VARIANTS: dict[str, tuple[dict[str, int], int | None]] = {  # tiles, programs a pair
     "few pairs": ({}, None),
     "medium": ({"AXIS": 1, "MERGE": 2, "MIN_SPLIT": 256, "num_warps": 2}, None),
-    "many pairs": ({"AXIS": 1, "MERGE": 2, "BLOCK_N": 32, "num_warps": 2}, 1),
+    "many pairs": (
+        {"AXIS": 1, "MERGE": 2, "BLOCK_N": 32, "MIN_SPLIT": 256, "MAX_SPLITS": 16, "num_warps": 2},
+        1,
+    ),
     "merged by a launch": ({**SHORT, "AXIS": 1, "MERGE": 1}, 2),
     "few splits": ({"BLOCK_N": 16, "MIN_SPLIT": 16, "MAX_SPLITS": 3, "MERGE": 2}, 2),
     "more than a run": ({"BLOCK_N": 16, "MIN_SPLIT": 16, "AXIS": 1, "MERGE": 2, "OVERLAP": 1}, 1),
@@ -111,16 +114,23 @@ def test_slices_of_larger_tensors_and_an_empty_batch(device: str) -> None:
     assert paged_stream_triton(q[:0], *where(case, slice(0, 0)), 0.2, 0).shape == (0, 2, 32)
 
 
-def test_tiles_and_programs_follow_the_pairs() -> None:
-    def found(pairs: int) -> tuple[int, ...]:
-        tiles = stream_tiles(pairs, 128, 2, torch.device("cpu"))
-        return (*(tiles[name] for name in ("BLOCK_N", "MIN_SPLIT", "AXIS", "MERGE")), pair_programs(pairs))
-
-    assert found(8) == (64, 128, 2, 1, 16)
-    assert found(32) == (64, 128, 2, 1, 4)
-    assert found(64) == (64, 256, 1, 2, 4)
-    assert found(256) == (64, 256, 1, 2, 1)
-    assert found(512) == (32, 128, 1, 2, 1)
+@pytest.mark.parametrize(
+    ("itemsize", "pairs", "expected"),
+    [
+        (2, 8, (64, 64, 64, 1, 1, 64)),
+        (2, 16, (64, 64, 64, 1, 1, 32)),
+        (2, 32, (64, 16, 256, 1, 2, 8)),
+        (2, 256, (64, 16, 256, 1, 2, 1)),
+        (2, 512, (32, 16, 256, 1, 2, 1)),
+        (1, 32, (64, 64, 128, 2, 1, 4)),
+        (1, 64, (64, 64, 256, 1, 2, 4)),
+        (1, 512, (64, 64, 128, 1, 2, 1)),
+    ],
+)
+def test_tiles_and_programs_follow_the_pairs(itemsize: int, pairs: int, expected: tuple[int, ...]) -> None:
+    tiles = stream_tiles(pairs, 128, itemsize, torch.device("cpu"), 2)
+    names = ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE")
+    assert (*(tiles[name] for name in names), pair_programs(pairs, itemsize)) == expected
 
 
 @pytest.mark.parametrize("tiles", [{"AXIS": 4}, {"MERGE": 4}, {"OVERLAP": 8}, {"PROGRAMS": 1}])

@@ -13,6 +13,7 @@ from ingot.kernels.product.few_rows.resolved_launch import (
     ResolvedLaunch,
     float_launch,
 )
+from ingot.kernels.tiles import product_tiles
 from ingot.kernels.tiles.product_tiles import WeightShape, small_tiles, split_tiles
 from ingot.kernels.tiles.tile_tables import TABLES, chosen, is_narrow, listed
 from ingot.kernels.weight.stored_weight import StoredWeight, stored
@@ -72,6 +73,12 @@ def test_parts_are_of_the_columns() -> None:
 def test_the_first_choice_that_fits_is_taken() -> None:
     assert chosen("dense", 8, 16383)["BLOCK_N"] == 32
     assert chosen("dense", 8, 16384)["BLOCK_N"] == 64
+    wide = [chosen("dense", 8, size)["PREFETCH"] for size in (6143, 6144, 8191, 8192)]
+    assert wide == [1, 256, 256, 1]
+    assert [chosen("dense", 64, size)["num_stages"] for size in (6143, 6144, 8192)] == [5, 8, 5]
+    assert [chosen("dense", 8, size)["BLOCK_N"] for size in (28671, 28672, 65536)] == [64, 128, 64]
+    halves = [chosen("dense_parts", 64, size)["SPLITS"] for size in (4095, 4096, 8193, 14336)]
+    assert halves == [4, 2, 4, 2]
     assert chosen("dense", 9, 65535) == chosen("dense", 16, 16384) != chosen("dense", 16, 65536)
     copied = chosen("packed_8_bits", 64, 22016, lambda tiles: not tiles["DIRECT"])
     assert (copied["BLOCK_N"], copied["AHEAD"], copied["DIRECT"]) == (64, 2, 0)
@@ -113,6 +120,13 @@ def test_pairs_of_a_narrow_weight_of_8_bits_go_straight_into_registers() -> None
     weight = in_bits(8, 1152, 768, 0, False, torch.float16)
     for op in (LINEAR, ("qkv", 64, 64), GATE_UP):
         assert float_launch(op, x, weight).loop.KIND == "fragments"
+
+
+def test_tiles_fit_a_gpu_with_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, cpu = product_tiles.WeightShape(28672, 4096), torch.device("cpu")
+    assert product_tiles.small_tiles(8, wide, 2, cpu)["BLOCK_N"] == 128
+    monkeypatch.setattr(product_tiles, "shared_bytes", lambda device: 99 << 10)
+    assert product_tiles.small_tiles(8, wide, 2, cpu)["BLOCK_N"] == 64
 
 
 def test_every_table_ends_in_a_choice_for_any_size() -> None:

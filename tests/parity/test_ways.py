@@ -11,6 +11,7 @@ from ingot import LLM
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.tiles import tile_tables
+from ingot.layers import product_choice
 from ingot.layers.chosen_kernels import describe_kernels
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forward_batch import LayerCache
@@ -101,6 +102,26 @@ def test_wide_plain_mlps_leave_more_than_8_rows_to_the_library(
     llm = LLM(tmp_path, device="cpu")
     assert kinds(llm, DECODES[8]) == ["Small"] * 5
     assert kinds(llm, DECODES[9]) == kinds(llm, DECODES[64]) == [*["module"] * 4, "Small"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "rows", "qkv"),
+    [
+        ("llama", 1, 33, "Small"),
+        ("llama", 1, 64, "Small"),
+        ("llama", 1, 65, "module"),
+        ("llama", 2, 64, "module"),
+        ("qwen3", 1, 64, "module"),  # its heads have norms
+    ],
+)
+def test_a_qkv_product_of_some_widths_is_small_for_many_rows(
+    kind: str, outputs: int, rows: int, qkv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tiny_config(kind), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    width = llm.executor.runner.forward.model.layers[0].self_attn.qkv_proj.out_features
+    monkeypatch.setattr(product_choice, "SMALL_QKV", range(width * outputs, width * outputs + 1))
+    assert kinds(llm, Step(True, rows))[0] == qkv
 
 
 def test_fp32_is_not_packed(tmp_path: Path) -> None:

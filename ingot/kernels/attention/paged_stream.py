@@ -328,7 +328,7 @@ def paged_stream_triton(
     min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
     num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
-    programs = pair_programs(pairs) if programs is None else programs
+    programs = pair_programs(pairs, sizes[0]) if programs is None else programs
     sharing = min(max(programs, triton.cdiv(num_splits, MOST_RUN.value)), num_splits)
     factor, cap = score_factors(scale, softcap)
     shared = {

@@ -6,7 +6,7 @@ tiles = small_tiles(num_tokens, weight, x.element_size(), x.device)
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -100,7 +100,8 @@ def small_tiles(
         return _straight(weight, device, "straight", weight.out_features, narrow)
     columns = max(next_power_of_two(num_tokens), 8)
     table = "float" if itemsize == 4 else _table(weight)
-    tiles = _chosen(table, num_tokens, weight.out_features, weight, narrow)
+    wanted = functools.partial(_fits, columns, itemsize, device) if table == "dense" else None
+    tiles = _chosen(table, num_tokens, weight.out_features, weight, narrow, wanted)
     return _staged(tiles, columns, weight, itemsize, device)
 
 
@@ -116,9 +117,22 @@ def split_tiles(num_tokens: int, weight: Shaped, itemsize: int, device: torch.de
     return _staged(_chosen(f"{table}_parts", num_tokens, width, weight), columns, weight, itemsize, device)
 
 
-def _chosen(table: str, rows: int, size: int, weight: Shaped, narrow: bool = True) -> Tiles:
+def _chosen(
+    table: str,
+    rows: int,
+    size: int,
+    weight: Shaped,
+    narrow: bool = True,
+    wanted: Callable[[Tiles], bool] | None = None,
+) -> Tiles:
     narrow = narrow and is_narrow(weight.out_features, weight.in_features)
-    return chosen(table, rows, size, narrow=narrow)
+    return chosen(table, rows, size, wanted, narrow=narrow)
+
+
+def _fits(columns: int, itemsize: int, device: torch.device, tiles: Tiles) -> bool:
+    """Whether two stages of a dense product's tiles fit into shared memory."""
+    stage = (tiles["BLOCK_N"] + columns) * tiles["BLOCK_K"] * itemsize
+    return 2 * stage <= shared_bytes(device)
 
 
 def _table(weight: Shaped) -> str:
@@ -137,8 +151,8 @@ def _one_row(weight: Shaped, device: torch.device) -> Tiles:
         tiles = {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 2, "PROGRAMS": 8}
     else:
         rows = min(max(8192 // whole, 2), 16, most)
-        warps = 8 if out_features < 8192 else 4
-        tiles = {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": 4}
+        warps, programs = (8, 4) if out_features < 8192 else (4, 8 if out_features >= 28672 else 4)
+        tiles = {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": programs}
     common = {"BLOCK_T": 1, "FRAGMENTS": 0, "PREFETCH": 1, "num_stages": 1}
     return tiles | common | {"OVERLAP": 2 if overlaps(device) else 1}
 
