@@ -76,7 +76,7 @@ def test_the_first_choice_that_fits_is_taken() -> None:
     wide = [chosen("dense", 8, size)["PREFETCH"] for size in (6143, 6144, 8191, 8192)]
     assert wide == [1, 256, 256, 1]
     assert [chosen("dense", 64, size)["num_stages"] for size in (6143, 6144, 8192)] == [5, 8, 5]
-    assert [chosen("dense", 8, size)["BLOCK_N"] for size in (28671, 28672, 65536)] == [64, 128, 64]
+    assert [chosen("dense", 8, size)["BLOCK_N"] for size in (28671, 28672, 32768)] == [64, 128, 64]
     halves = [chosen("dense_parts", 64, size)["SPLITS"] for size in (4095, 4096, 8193, 14336)]
     assert halves == [4, 2, 4, 2]
     assert chosen("dense", 9, 65535) == chosen("dense", 16, 16384) != chosen("dense", 16, 65536)
