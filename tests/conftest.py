@@ -105,6 +105,15 @@ def whole_proofs(brief_proofs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.building.golden.golden_cases.NEW_TOKENS", brief_proofs)
 
 
+@pytest.fixture
+def weights_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models on the CPU keep the weights that a GPU's kernels read, whose references a test then runs."""
+    from ingot.layers.cpu_weights import settle_weights
+    from ingot.runtime import setup
+
+    monkeypatch.setattr(setup, "settle_weights", lambda model, packs: settle_weights(model, packs=False))
+
+
 @pytest.fixture(scope="session")
 def golden(data: Path) -> Path:
     """The golden outputs of the original implementations."""

@@ -29,7 +29,7 @@ from ingot.engine.proof_file import read_proof
 from ingot.errors import ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.embedding import pinned
-from ingot.layers.linear import loaded_dtype
+from ingot.layers.linear import loaded_dtype, narrower
 from ingot.memory.ledger import MemorySetting, expect_own_embedding
 from ingot.memory.memory_error import explained
 
@@ -211,14 +211,20 @@ def fill(
     runtime: RuntimeConfig | None = None,
 ) -> None:
     """Put weights into an empty model, cast to the dtype of their half unless their scheme has its own; of a
-    GPU's model the embedding goes where ``runtime`` keeps it.
+    GPU's model the embedding goes where ``runtime`` keeps it. On a CPU the embedding and dense weights keep
+    16 bits (cpu_weights.py).
     """
     on_host = device.type == "cuda" and runtime is not None and runtime.embedding == "host"
     model.encoder_dtype = parse_dtype(dtypes.encoder)
     for name, tensor in tensors:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        wanted = loaded_dtype(module, leaf, tensor.dtype, parse_dtype(dtypes.at(name)))
+        compute, narrow = parse_dtype(dtypes.at(name)), device.type == "cpu"
+        wanted = loaded_dtype(module, leaf, tensor.dtype, compute, narrow=narrow)
+        if module is model.embed_tokens:
+            own_dtype = narrower(tensor.dtype, compute) if narrow else wanted
+            model.embed_tokens.computes_in = None if own_dtype == wanted else wanted
+            wanted = own_dtype
         if on_host and module is model.embed_tokens:
             own = pinned(cast_weight(name, tensor, wanted))
         else:

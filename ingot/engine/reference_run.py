@@ -307,9 +307,9 @@ class ReferenceRun(Hooks):
         x, arithmetic = x if self._feed is None else self._feed(name, x), self.arithmetic_at(name)
         linear = self.model.get_submodule(name)
         assert isinstance(linear, Linear)
-        leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
+        leaves = [leaf for leaf in linear.stored_names if leaf != "bias"]
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
-        scheme = linear.scheme
+        scheme = linear.origin
         if scheme.rounds:
             near = scheme.rounded(_wide(x), tensors, flips=arithmetic.flips).to(x)
             near = near if self._witness is None else self._witness.rounded(name, x, near)

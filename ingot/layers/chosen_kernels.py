@@ -69,6 +69,8 @@ def _of_step(decoder: Decoder, chooser: ProductChooser, step: Step) -> str:
 def _of_module(product: Product, step: Step) -> str:
     """What multiplies if a product is its module."""
     linear = product.linear
+    if linear.origin is not linear.scheme:
+        return "packed for the CPU"
     if linear.scheme.dense:
         return "matrix library"
     many = step.rows is None or step.rows > PACKED_ROWS

@@ -138,7 +138,7 @@ class Decoder(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the hidden states."""
-        return self.embed_tokens.weight.dtype
+        return self.embed_tokens.dtype
 
     @property
     def tied(self) -> bool:

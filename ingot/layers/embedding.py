@@ -17,12 +17,20 @@ from ingot.layers.build_context import BuildContext, empty_weight
 
 
 class Embedding(nn.Module):
-    """One row of ``weight`` [rows, size] per id, times ``scale``, rounded to its dtype."""
+    """One row of ``weight`` [rows, size] per id in ``dtype``, times ``scale``, rounded to it: the table's, or
+    what the table ``computes_in``.
+    """
 
     def __init__(self, rows: int, size: int, ctx: BuildContext, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
+        self.computes_in: torch.dtype | None = None
         self.weight = empty_weight(rows, size, dtype=ctx.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows."""
+        return self.computes_in or self.weight.dtype
 
     def keep_on_host(self) -> None:
         """Move the weight into pinned memory of the host; one that is there stays. Raises as ``pinned``."""
@@ -32,7 +40,7 @@ class Embedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 → [T, size]."""
         near = self.weight.device == ids.device
-        found = F.embedding(ids, self.weight) if near else host_rows(self.weight, ids)
+        found = (F.embedding(ids, self.weight) if near else host_rows(self.weight, ids)).to(self.dtype)
         return found if self.scale == 1 else found.mul_(rounded_scale(self.scale, found.dtype))
 
 

@@ -5,6 +5,8 @@ Linear(4096, 12288, bias=True, ctx=ctx.at("up_proj"))(x)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -12,6 +14,8 @@ from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.build_context import BuildContext
 from ingot.layers.norm import is_wide
+from ingot.quant.schemes.cpu_forms import CpuForm, cpu_form, has_cpu_form
+from ingot.quant.schemes.half_packed import HalfPacked
 from ingot.quant.schemes.linear_scheme import BlockTensors, LinearScheme
 from ingot.quant.schemes.scheme_registry import Dense
 
@@ -42,6 +46,7 @@ class Linear(nn.Module):
         self.scheme: LinearScheme = ctx.scheme(input_group, free_order=free_order)
         for name, tensor in self.scheme.layout(out_features, in_features, bias, ctx.dtype).items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        self.stored_names = tuple(self._parameters)
 
     def logical_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of weight and bias before packing: what a weight map must deliver."""
@@ -75,10 +80,59 @@ class Linear(nn.Module):
         if self.scheme.dense:
             return
         weight, bias = self.dequantized(torch.float32), self._parameters.get("bias")
+        scheme = Dense()
+        self._hold(scheme, scheme.pack(weight, bias))
+        self.stored_names = tuple(self._parameters)
+
+    def widen_weight(self, dtype: torch.dtype) -> None:
+        """Keep a dense weight in ``dtype``; other schemes stay as they are."""
+        weight = self._parameters.get("weight")
+        if self.scheme.dense and weight is not None and weight.dtype != dtype:
+            self.register_parameter("weight", nn.Parameter(weight.to(dtype), requires_grad=False))
+
+    def packable(self, compute: torch.dtype) -> bool:
+        """Whether a CPU has a form of its own for the weight, beside activations in ``compute``."""
+        weight = self._parameters.get("weight")
+        return has_cpu_form(self.scheme, compute if weight is None else weight.dtype, compute)
+
+    def pack(self) -> bool:
+        """Take a CPU's form of the weight (cpu_forms.py), and free what was stored; False: the values do not
+        allow it. What was stored is still read through ``original``.
+        """
+        found = cpu_form(self.scheme, self._parameters, self.in_features)
+        if found is not None:
+            self._hold(*found)
+        return found is not None
+
+    @property
+    def origin(self) -> LinearScheme:
+        """The scheme that stores the weight, also of a packed one."""
+        return self.scheme.origin if isinstance(self.scheme, CpuForm) else self.scheme
+
+    def original(self) -> dict[str, torch.Tensor]:
+        """The tensors of ``origin``; floats in the model's dtype."""
+        if isinstance(self.scheme, CpuForm):
+            return self.scheme.original(self._parameters)
+        return {name: tensor for name, tensor in self._parameters.items() if tensor is not None}
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes that are held beside the parameters."""
+        return self.scheme.packed_bytes if isinstance(self.scheme, HalfPacked) else 0
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """Of a dense layer's weight, as it was loaded; None: the scheme's own."""
+        if isinstance(self.scheme, HalfPacked):
+            return self.scheme.stored_dtype if self.scheme.origin.dense else None
+        weight = self._parameters.get("weight")
+        return weight.dtype if self.scheme.dense and weight is not None else None
+
+    def _hold(self, scheme: LinearScheme, tensors: Mapping[str, torch.Tensor]) -> None:
         for name in list(self._parameters):
             del self._parameters[name]
-        self.scheme = Dense()
-        for name, tensor in self.scheme.pack(weight, bias).items():
+        self.scheme = scheme
+        for name, tensor in tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,9 +140,24 @@ class Linear(nn.Module):
         return self.scheme.apply(x, self._parameters)
 
 
+def held_bytes(module: nn.Module) -> int:
+    """Bytes of a module's parameters, and of what its linear layers have packed."""
+    packed = sum(linear.packed_bytes for linear in linears(module).values())
+    return packed + sum(parameter.nbytes for parameter in module.parameters())
+
+
 def linears(model: nn.Module) -> dict[str, Linear]:
     """A model's linear layers by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+
+
+def stored_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A module's parameters by name, as schemes store them, also of packed linear layers."""
+    found: dict[str, torch.Tensor] = {}
+    for path, own in module.named_modules():
+        tensors = own.original() if isinstance(own, Linear) else dict(own.named_parameters(recurse=False))
+        found |= {f"{path}.{leaf}" if path else leaf: tensor for leaf, tensor in tensors.items()}
+    return found
 
 
 def all_dense(model: nn.Module) -> bool:
@@ -101,9 +170,21 @@ def any_rounded(model: nn.Module) -> bool:
     return any(linear.scheme.rounds for linear in linears(model).values())
 
 
-def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
-    """The dtype of a module's stored tensor in a model that computes in ``compute``."""
+def loaded_dtype(
+    module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype, *, narrow: bool = False
+) -> torch.dtype:
+    """The dtype of a module's stored tensor in a model that computes in ``compute``; with ``narrow`` the
+    weight of a dense layer keeps 16 bits beside activations in fp32.
+    """
     if is_wide(module):
         return torch.float32
-    fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
+    linear = module if isinstance(module, Linear) else None
+    if narrow and linear is not None and leaf == "weight" and linear.scheme.dense:
+        return narrower(stored, compute)
+    fixed = linear is not None and leaf in linear.scheme.fixed
     return compute if stored.is_floating_point and not fixed else stored
+
+
+def narrower(stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
+    """The dtype of fewer bits, which holds a weight that was stored in one of them."""
+    return stored if stored.itemsize < compute.itemsize else compute

@@ -105,7 +105,7 @@ def host_ledger(setting: MemorySetting) -> HostBytes:
     config, quant, on_gpu = setting.model, setting.quant, setting.device == "cuda"
     stored, loaded = (parse_dtype(one.wider) for one in (setting.stored_dtypes, setting.dtypes))
     disk = sum(weight_bytes(config, quant, setting.stored_dtypes).values()) + _SMALL_FILES_BYTES
-    stay = 0 if on_gpu else sum(weight_bytes(config, quant, setting.dtypes).values())
+    stay = 0 if on_gpu else sum(setting.weight_bytes().values())
     process = PROCESS_BYTES if on_gpu else CPU_PROCESS_BYTES
     stay += _pinned_bytes(setting.host_embedding_bytes)
     return HostBytes(

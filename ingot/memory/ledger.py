@@ -20,6 +20,7 @@ from ingot.errors import ConfigError
 from ingot.layers.rotary import RotaryTable
 from ingot.memory.memory_sizes import (
     CPU_PROCESS_BYTES,
+    OnCpu,
     activation_bytes,
     cache_dtype,
     encoded_at_once,
@@ -91,6 +92,23 @@ class MemorySetting(JsonConfig):
         """Whether the head's weight is the embedding, as of ``Decoder``."""
         quant = self.quant
         return self.model.tie_word_embeddings and quant.head == "none" and not quant.rotation
+
+    @property
+    def on_cpu(self) -> OnCpu | None:
+        """How a CPU holds the weights; None: on a GPU."""
+        if self.device == "cuda":
+            return None
+        packs = self.runtime.fused_decode and not self.runtime.batch_invariant
+        return OnCpu(self.stored_dtypes, packs)
+
+    @property
+    def unpacked(self) -> MemorySetting:
+        """With weights as they are stored, dense ones in the dtype of arithmetic."""
+        return self.replace(runtime=self.runtime.replace(fused_decode=False))
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of the loaded weights by kind."""
+        return weight_bytes(self.model, self.quant, self.dtypes, self.on_cpu)
 
     @property
     def host_embedding_bytes(self) -> int:
@@ -272,14 +290,18 @@ def expect_own_embedding(setting: MemorySetting) -> None:
 def ledger(
     setting: MemorySetting, capacity: Capacity | None = None, weights: Mapping[str, int] | None = None
 ) -> Ledger:
-    """The bill of a setting.
+    """The bill of a setting. Where a CPU has no room to pack quantized weights, but to keep them as they are
+    stored, it is of that setting (``MemorySetting.unpacked``).
 
     Args:
         weights: ``weight_bytes`` of the model in the setting's dtype and scheme, where the caller has them.
     """
-    if weights is None:
-        weights = weight_bytes(setting.model, setting.quant, setting.dtypes)
-    return Ledger(setting, tuple(_items(setting, weights)), capacity)
+    known = setting.weight_bytes() if weights is None else weights
+    found = Ledger(setting, tuple(_items(setting, known)), capacity)
+    if weights is None and setting.on_cpu is not None and setting.on_cpu.packs and not found.loads:
+        stored = ledger(setting.unpacked, capacity)
+        return stored if stored.fixed < found.fixed else found
+    return found
 
 
 def blocks_in(room: int, setting: MemorySetting) -> int:
@@ -296,7 +318,7 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
         stored = setting.dtypes.encoder if kind == "encoder" else setting.dtype
         note = stored if own == "none" else f"{stored}, {own}"
         if kind == "head" and model.tie_word_embeddings and own == "none":
-            note = "tied: the embedding's"
+            note = "packed from the embedding's" if size else "tied: the embedding's"
         on_host = setting.host_embedding_bytes if kind == "embedding" else 0
         if on_host:
             note = f"{size_text(on_host)} on the host"

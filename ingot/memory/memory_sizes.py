@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,21 +23,37 @@ from ingot.config.step_sizes import (
 from ingot.device import dtype_name, parse_dtype
 from ingot.kernels.attention.score_exponents import capped_rows
 from ingot.kernels.cache.cache_scales import NARROW_CACHES, SCALE_BYTES
-from ingot.layers.linear import linears
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear, linears, narrower
 from ingot.models.model_registry import architecture_named
+from ingot.quant.schemes.cpu_forms import PACKED, cpu_form_bytes, has_cpu_form
 from ingot.quant.schemes.linear_scheme import LinearScheme
 
 CPU_PROCESS_BYTES = 400_000_000  # of one without: 350 MB are resident once a tiny model has answered
 WEIGHT_KINDS = ("embedding", "attention", "mlp", "norms", "head")
 
 
+@dataclass(frozen=True)
+class OnCpu:
+    """How a CPU holds weights (layers/cpu_weights.py): in which dtypes the engine's file has them, and
+    whether linear layers are packed.
+    """
+
+    stored: HalfDtypes
+    packs: bool
+
+
 def weight_bytes(
-    config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype | HalfDtypes
+    config: DecoderConfig,
+    quant: QuantConfig,
+    dtype: torch.dtype | HalfDtypes,
+    on_cpu: OnCpu | None = None,
 ) -> dict[str, int]:
     """Bytes of the loaded weights by kind (``WEIGHT_KINDS``, and the encoder's), in ``dtype`` or in one for
-    each half; a linear layer stores its scheme's layout. A tied head has none.
+    each half; a linear layer stores its scheme's layout. A tied head has none, unless a CPU holds it in
+    another form than the embedding. A weight that is packed in one of two forms counts as the larger one.
     """
-    return dict(_contents(config, quant, dtype).weights)
+    return dict(_contents(config, quant, dtype, on_cpu).weights)
 
 
 class _Product(NamedTuple):
@@ -55,14 +72,20 @@ class _Contents(NamedTuple):
     narrow: tuple[_Product, ...]
 
 
-def _contents(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype | HalfDtypes) -> _Contents:
+def _contents(
+    config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype | HalfDtypes, on_cpu: OnCpu | None = None
+) -> _Contents:
     dtypes = dtype if isinstance(dtype, HalfDtypes) else HalfDtypes.of(dtype_name(dtype))
-    return _counted(config, quant, tuple(quant.layers), dtypes)
+    return _counted(config, quant, tuple(quant.layers), dtypes, on_cpu)
 
 
 @lru_cache(maxsize=64)
 def _counted(
-    config: DecoderConfig, quant: QuantConfig, _order: tuple[str, ...], dtypes: HalfDtypes
+    config: DecoderConfig,
+    quant: QuantConfig,
+    _order: tuple[str, ...],
+    dtypes: HalfDtypes,
+    on_cpu: OnCpu | None,
 ) -> _Contents:
     """``_contents``, cached: a search asks for a few formats a thousand times. ``_order`` tells apart
     patterns that are equal as a dict but come in another order: the last that matches counts.
@@ -77,11 +100,29 @@ def _counted(
             kind = "attention"
         elif kind == "norms" and ".mlp." in name:
             kind = "mlp"
-        weights[kind] += tensor.nbytes
+        weights[kind] += tensor.nbytes if on_cpu is None else _held_bytes(model, name, tensor, dtypes, on_cpu)
+    if model.tied and on_cpu is not None:
+        compute = parse_dtype(dtypes.decoder)
+        if narrower(parse_dtype(on_cpu.stored.decoder), compute) != compute:  # the embedding is narrow
+            weights["head"] += _held_bytes(model, f"{HEAD}.weight", model.embed_tokens.weight, dtypes, on_cpu)
     products = (
         _Product(m.out_features, m.in_features, m.scheme, name == HEAD) for name, m in linears(model).items()
     )
     return _Contents(weights, tuple(dict.fromkeys(p for p in products if not p.scheme.dense)))
+
+
+def _held_bytes(model: Decoder, name: str, tensor: torch.Tensor, dtypes: HalfDtypes, on_cpu: OnCpu) -> int:
+    """Bytes of a tensor that a CPU holds, with what its packing adds."""
+    path, _, leaf = name.rpartition(".")
+    module, compute = model.get_submodule(path), parse_dtype(dtypes.at(name))
+    stored = narrower(parse_dtype(on_cpu.stored.at(name)), compute)
+    if module is model.embed_tokens:
+        return tensor.numel() * stored.itemsize
+    if not on_cpu.packs or not isinstance(module, Linear) or leaf not in PACKED:
+        return tensor.nbytes
+    if not has_cpu_form(module.scheme, stored, compute):
+        return tensor.nbytes
+    return cpu_form_bytes(module.scheme, module.out_features, module.in_features)
 
 
 def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:

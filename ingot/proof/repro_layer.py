@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -15,11 +17,12 @@ from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.engine.reference_run import Arithmetic, ReferenceRun, SequenceSpan
 from ingot.errors import EngineError
 from ingot.layers.build_context import BuildContext
-from ingot.layers.decoder import DecoderLayer
+from ingot.layers.cpu_weights import settle_linear
+from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder_blocks.encoder import EncoderLayer
 from ingot.layers.encoder_blocks.qformer import QFormerLayer
 from ingot.layers.invariance import make_batch_invariant
-from ingot.layers.linear import any_rounded
+from ingot.layers.linear import Linear, any_rounded, linears, narrower, stored_tensors
 from ingot.layers.rotary import RotaryTable
 from ingot.llm.llm import LLM
 from ingot.models.minigpt4 import settings_of
@@ -47,7 +50,7 @@ def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor
 
 def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_dtype: str) -> torch.Tensor:
     module = llm.engine.model.get_submodule(name)
-    weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
+    weights = Held(_stored_tensor(llm.engine.model), torch.device("cpu"))
     run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
     hidden = inputs.hidden.to(arithmetic.dtype)
     if not isinstance(module, DecoderLayer):
@@ -63,6 +66,17 @@ def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_
     return run.layer(index, hidden, [span], _unseen)
 
 
+def _stored_tensor(model: Decoder) -> Callable[[str], torch.Tensor]:
+    """Reads a tensor by name, also of a packed linear layer."""
+
+    def read(name: str) -> torch.Tensor:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        return module.original()[leaf] if isinstance(module, Linear) else model.get_parameter(name)
+
+    return read
+
+
 def _unseen(name: str, output: torch.Tensor) -> None:
     return
 
@@ -70,8 +84,8 @@ def _unseen(name: str, output: torch.Tensor) -> None:
 def stored_weights(module: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
     """The layer's weights as the engine stores them; a CPU's widened ones are narrowed without loss."""
     weights = {}
-    for name, parameter in module.named_parameters():
-        own = parameter.detach().to("cpu")
+    for name, tensor in stored_tensors(module).items():
+        own = tensor.detach().to("cpu")
         narrow = own.to(parse_dtype(dtype)) if own.is_floating_point() else own
         weights[name] = narrow if torch.equal(narrow.to(own.dtype), own) else own.clone()
     return weights
@@ -107,8 +121,14 @@ def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> Any
     for name, tensor in bundle.weights.items():
         path, _, leaf = name.rpartition(".")
         own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
-        own = cast_weight(name, own, layer.get_parameter(name).dtype)
-        setattr(layer.get_submodule(path), leaf, nn.Parameter(own, requires_grad=False))
+        module, at = layer.get_submodule(path), layer.get_parameter(name).dtype
+        if device.type == "cpu" and isinstance(module, Linear) and module.scheme.dense and leaf == "weight":
+            at = narrower(tensor.dtype, at)
+        own = cast_weight(name, own, at)
+        setattr(module, leaf, nn.Parameter(own, requires_grad=False))
+    if device.type == "cpu":
+        for linear in linears(layer).values():
+            settle_linear(linear, dtype, packs=not facts.batch_invariant)
     if facts.batch_invariant:
         make_batch_invariant(layer)
     return layer.eval()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import cast
 
 import torch
 
-from ingot.config.half_dtypes import HalfDtypes
+from ingot.config.half_dtypes import HalfDtypes, in_encoder
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.kernels.built_ahead import without_launches
+from ingot.layers.cpu_weights import settle_weights
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.invariance import make_batch_invariant
+from ingot.layers.linear import held_bytes, linears
 from ingot.layers.step_layout import StepLayout
 from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, expect_own_embedding, ledger
-from ingot.memory.memory_error import explained, measured, out_of_memory
+from ingot.memory.memory_error import capacity_of, explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
 from ingot.runtime.encoding.input_encoding import Encoding
@@ -32,6 +35,8 @@ from ingot.runtime.scheduling.scheduler import Chunking
 from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.runner import Runner, make_caches
 from ingot.text.grammar.grammar_compiler import Grammars
+
+_log = logging.getLogger(__name__)
 
 
 def make_executor(
@@ -52,8 +57,6 @@ def make_executor(
         ConfigError: the embedding is to stay on the host, and is the head too.
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
     """
-    if config.batch_invariant:
-        make_batch_invariant(model)
     setting = MemorySetting(
         model.config,
         dtype_name(dtype),
@@ -63,13 +66,19 @@ def make_executor(
         quant=model.quant,
         runtime=config,
         encoder_dtype=_encoder_dtype(model, dtype),
+        **_stored_dtypes(model, device),
     )
+    if device.type == "cpu":
+        setting = _settled(model, device, setting)
+    if config.batch_invariant:
+        make_batch_invariant(model)
     what = "the weights leave too little device memory to run"
     expect_own_embedding(setting)
     if setting.host_embedding_bytes:  # a model that was loaded for another runtime has it on the device
         model.embed_tokens.keep_on_host()
     tensors = (*model.parameters(), *model.buffers())
     own = sum(tensor.nbytes for tensor in tensors if tensor.device.type == device.type)
+    own += sum(linear.packed_bytes for linear in linears(model).values())
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
@@ -113,6 +122,27 @@ def make_executor(
         chunking=Chunking(config.prompt_chunk, config.long_prompt, pace),
         rows=RowRules.of(model),
     )
+
+
+def _settled(model: Decoder, device: torch.device, setting: MemorySetting) -> MemorySetting:
+    """Bring a CPU's weights into the form of its products where there is room; the setting that it is."""
+    own = held_bytes(model) + sum(tensor.nbytes for tensor in model.buffers())
+    fits = ledger(setting, capacity_of(device, own)).setting
+    if fits.on_cpu != setting.on_cpu:
+        _log.warning("no room to pack the weights for the CPU: every step dequantizes them, which is slow")
+    settle_weights(model, packs=fits.on_cpu is not None and fits.on_cpu.packs)
+    return fits
+
+
+def _stored_dtypes(model: Decoder, device: torch.device) -> dict[str, str]:
+    """Names of the dtypes of a CPU's narrow weights, before they are packed."""
+    if device.type != "cpu":
+        return {}
+    found = {"stored_dtype": dtype_name(model.embed_tokens.weight.dtype)}
+    for name, linear in linears(model).items():
+        if in_encoder(name) and linear.stored_dtype is not None:
+            found["stored_encoder_dtype"] = dtype_name(linear.stored_dtype)
+    return found
 
 
 def _encoder_dtype(model: Decoder, dtype: torch.dtype) -> str | None:

@@ -94,7 +94,7 @@ BLOCK_FAULTS = (*TENSORS, *SUMS)
 @contextmanager
 def block_fault(fault: str, name: str, block: int) -> Iterator[None]:
     """Every engine that is loaded within has the fault in a block of this layer's product."""
-    right, product, weights = LLM._setup, int8_products.int8_product, set[int]()
+    right, product, weights = LLM._setup, int8_products.cpu_int8_product, set[int]()
 
     def setup(self: LLM, engine: Engine, runtime: RuntimeConfig) -> None:
         linear = engine.model.get_submodule(name)
@@ -111,7 +111,7 @@ def block_fault(fault: str, name: str, block: int) -> Iterator[None]:
         y = SUMS[fault](x, weight, block) * weight.scales
         return (y if bias is None else y + bias).to(dtype)
 
-    with patch.object(LLM, "_setup", setup), patch.object(int8_products, "int8_product", multiply):
+    with patch.object(LLM, "_setup", setup), patch.object(int8_products, "cpu_int8_product", multiply):
         yield
 
 

@@ -111,7 +111,7 @@ class TestBeforeAllocating:
         available(20 * GIB)
         with pytest.raises(OutOfMemoryError, match=REFUSED) as error:
             LLM.from_config(SHAPE, "cpu")
-        assert "weights 30.9 GB" in error.value.lines[0]
+        assert "weights 15.5 GB" in error.value.lines[0]
         assert "of available memory (costs hardware)" in str(error.value)
 
     def test_one_byte_more_is_enough(self, engine: Path, available: SetMemory) -> None:

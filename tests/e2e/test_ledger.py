@@ -14,8 +14,10 @@ from ingot.building.ledger_source import read_setting
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import setting_of
 from ingot.errors import OutOfMemoryError
+from ingot.layers.linear import Linear
 from ingot.memory import memory_error
 from ingot.memory.ledger import Capacity, ledger
+from ingot.quant.schemes.half_packed import HalfPacked
 from ingot.runtime import executor
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.step.step_buffer import StepBuffer
@@ -46,6 +48,12 @@ def bytes_of(tensors: Any) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+def packed_bytes(module: torch.nn.Module) -> int:
+    """Of packed weights: 2 bytes per value, rows in whole sixteens."""
+    packed = [m for m in module.modules() if isinstance(m, Linear) and isinstance(m.scheme, HalfPacked)]
+    return sum(-(-one.out_features // 16) * 16 * one.in_features * 2 for one in packed)
+
+
 class TestLoadedModels:
     @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
     @pytest.mark.parametrize("kind", KINDS)
@@ -56,7 +64,7 @@ class TestLoadedModels:
         setting = setting_of(llm.engine.manifest, llm.engine.dtype, llm.engine.device)
         found = ledger(setting.replace(runtime=runtime))
         model = llm.engine.model
-        assert found.of("weights") == bytes_of([*model.parameters(), *model.buffers()])
+        assert found.of("weights") == bytes_of([*model.parameters(), *model.buffers()]) + packed_bytes(model)
         caches = [tensor for cache in llm.executor.runner.caches for tensor in (cache.keys, cache.values)]
         assert found.of("KV cache") == bytes_of(caches)
         assert found.blocks == llm.executor.blocks.num_blocks
@@ -74,8 +82,9 @@ class TestLoadedModels:
         found = ledger(setting_of(llm.engine.manifest, llm.engine.dtype, llm.engine.device))
         layers = llm.engine.model.layers
         by_name = {item.name: item.bytes for item in found.items}
-        assert by_name["mlp"] == sum(bytes_of(layer.mlp.parameters()) for layer in layers)
-        assert by_name["attention"] == sum(bytes_of(layer.self_attn.parameters()) for layer in layers)
+        assert by_name["mlp"] == sum(bytes_of(x.mlp.parameters()) + packed_bytes(x.mlp) for x in layers)
+        attention = [layer.self_attn for layer in layers]
+        assert by_name["attention"] == sum(bytes_of(x.parameters()) + packed_bytes(x) for x in attention)
         assert by_name["head"] == 0  # tied
 
     def test_the_cache_of_a_cpu_that_was_not_asked_for_one(self, checkpoints: dict[str, Path]) -> None:

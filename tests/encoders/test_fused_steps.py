@@ -40,7 +40,7 @@ def test_fused_is_by_module(
     quant: str, kind: str, options: dict[str, Any], speech: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With speech and without, in prompts and in decodes."""
-    runtime = RuntimeConfig(block_size=16, prefix_reuse=False, **options)
+    runtime = RuntimeConfig(block_size=16, prefix_reuse=False, fused_decode=False, **options)
     llm = LLM(speech.folder, "cpu", max_batch_size=8, runtime=runtime, quant=quant)
     forward = llm.executor.runner.forward
     if kind == "Packed":

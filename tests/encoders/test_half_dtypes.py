@@ -19,6 +19,7 @@ from ingot.engine import engine_loader
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.proof_file import read_proof
 from ingot.errors import ConfigError, EngineError
+from ingot.layers.linear import held_bytes
 from ingot.layers.product_choice import fuses
 from ingot.measure.align.align_session import align
 from ingot.memory.host_memory import host_ledger
@@ -237,9 +238,9 @@ def test_plan_counts_each_half_in_its_dtype(
     computes = "fp32" if device == "cpu" else dtypes
     llm = LLM(engine, "cpu", compute_dtype=computes)
     bill = {item.name: item for item in ledger(setting).items if item.kind == "weights"}
-    weights = dict(llm.engine.model.named_parameters())
-    assert bill["encoder"].bytes == sum(w.nbytes for n, w in weights.items() if n.startswith("encoder."))
-    assert sum(item.bytes for item in bill.values()) == sum(w.nbytes for w in weights.values())
+    assert llm.engine.model.encoder is not None
+    assert bill["encoder"].bytes == held_bytes(llm.engine.model.encoder)
+    assert sum(item.bytes for item in bill.values()) == held_bytes(llm.engine.model)
     assert bill["encoder"].note == ("fp32" if device == "cpu" else named(dtypes)["encoder"])
     stored = (engine / WEIGHTS_FILE).stat().st_size
     assert 0 <= host_ledger(setting).build_disk - stored < 64 << 20

@@ -22,6 +22,8 @@ from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRe
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config
 
+pytestmark = pytest.mark.usefixtures("weights_as_stored")
+
 VARIANTS = {
     "llama": {},
     "llama-mha-bias": {"num_key_value_heads": 4, "attention_bias": True},

@@ -41,6 +41,8 @@ from tests.parity.walk_ways import (
 )
 from tests.tiny_models import random_ids, save_model, tiny_config
 
+pytestmark = pytest.mark.usefixtures("weights_as_stored")
+
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
 MANY = 70  # requests: more rows than small products take
 WATCHED = (forms, norm, products, attention, int4_in_int8)

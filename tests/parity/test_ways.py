@@ -31,6 +31,8 @@ from tests.parity.test_fused_steps import packed_takes_fp32
 from tests.parity.test_rounded_steps import engine
 from tests.tiny_models import save_model, tiny_config
 
+pytestmark = pytest.mark.usefixtures("weights_as_stored")
+
 DECODES = {rows: Step(decodes=True, rows=rows) for rows in (1, 2, 8, 9, 32, 33, 64, 65, 256)}
 OTHERS = Step(decodes=False)
 

@@ -25,6 +25,8 @@ from tests.encoders.speech import FRAMES, LAYERS, MELS, SIZE, write_speech
 from tests.quant.test_encoder_decoder import SCHEMES
 from tests.unit.tracking import AllocationTracker
 
+pytestmark = pytest.mark.usefixtures("weights_as_stored")
+
 POSITIONS = FRAMES // 2
 RUNTIME = RuntimeConfig(cache_tokens=512, encoder_positions=128)
 Patched = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -17,12 +17,12 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, ConfigError
 from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
-from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
+from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, other_spec
 from ingot.memory.memory_sizes import weight_bytes
 from ingot.proof.verify_engine import verify
-from ingot.quant.schemes import int4_in_int8, int8_products, weight_only
+from ingot.quant.schemes import half_packed, int4_in_int8, int8_products
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 from tests.support.shown_errors import raises_shown
@@ -181,16 +181,16 @@ def test_layer_norms_are_not_rotated(checkpoints: dict[str, Path], made: Made) -
             call()
 
 
-def _zeros_off_by_one(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
+def _zeros_off_by_one(weight: StoredWeight, integers: Any = half_packed._integers) -> torch.Tensor:
     zeros = None if weight.zeros is None else weight.zeros + 1
-    return dequantized(dataclasses.replace(weight, zeros=zeros), dtype)
+    return integers(dataclasses.replace(weight, zeros=zeros))  # type: ignore[no-any-return]
 
 
 def _scales_of_other_rows(x: Any, weight: Int8Weight, *rest: Any) -> torch.Tensor:
     return int8_product(x, dataclasses.replace(weight, scales=weight.scales.roll(1)), *rest)
 
 
-def _steps_of_other_rows(weight: Any, expand: Any = int4_in_int8.expand_int8) -> Int8Weight:
+def _steps_of_other_rows(weight: Any, expand: Any = int4_in_int8.expanded) -> Int8Weight:
     found = expand(weight)
     return Int8Weight(found.values.roll(1, dims=0), found.scales)
 
@@ -198,9 +198,9 @@ def _steps_of_other_rows(weight: Any, expand: Any = int4_in_int8.expand_int8) ->
 @pytest.mark.parametrize(
     ("quant", "place", "name", "wrong"),
     [
-        ("w4a16", weight_only, "dequantized", _zeros_off_by_one),
+        ("w4a16", half_packed, "_integers", _zeros_off_by_one),
         ("w8a8", int8_products, "multiply", _scales_of_other_rows),
-        ("w4a8", int4_in_int8, "expand_int8", _steps_of_other_rows),
+        ("w4a8", int4_in_int8, "expanded", _steps_of_other_rows),
     ],
 )
 def test_a_wrong_product_is_named(

@@ -17,6 +17,7 @@ from ingot.engine.engine_diff import compare_engines
 from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import CalibrationEntry, Manifest
 from ingot.engine.proof_file import read_proof
+from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.measure.align.align_report import facts, report_json
 from ingot.measure.align.align_session import align
@@ -28,6 +29,7 @@ from ingot.proof.golden_replay import replay
 from ingot.proof.repro_run import capture_layer
 from ingot.proof.repro_run import replay as replay_layer
 from ingot.proof.verify_engine import verify
+from ingot.quant.schemes.half_packed import HalfPacked
 from ingot.quant.schemes.int8_both import Int8Both
 from tests.quant.conftest import Made
 from tests.tiny_models import random_ids
@@ -186,7 +188,7 @@ def check_floors(folder: Path) -> None:
 
 def dense_reference(checkpoint: Path, quantized: LLM) -> LLM:
     """A dense model whose weights are the quantized one's, dequantized."""
-    llm = LLM(checkpoint, "cpu")
+    llm = LLM(checkpoint, "cpu", runtime=RuntimeConfig(fused_decode=False))
     model = llm.engine.model
     if model.tied and not quantized.engine.model.tied:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone(), requires_grad=False)
@@ -203,9 +205,12 @@ def dense_reference(checkpoint: Path, quantized: LLM) -> LLM:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_with_what_its_numbers_mean(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     """By modules, and by the small kernels' twins: steps of one row and of several."""
-    llm = LLM(checkpoints[kind], "cpu", quant=WEIGHT_ONLY[name])
+    packed = LLM(checkpoints[kind], "cpu", quant=WEIGHT_ONLY[name])
+    stored = RuntimeConfig(fused_decode=False)
+    llm = LLM(checkpoints[kind], "cpu", quant=WEIGHT_ONLY[name], runtime=stored)
     reference, prompt = dense_reference(checkpoints[kind], llm), random_ids(30, seed=5)
-    torch.testing.assert_close(llm.logits(prompt), reference.logits(prompt), rtol=1e-4, atol=1e-4)
+    for one in (packed, llm):
+        torch.testing.assert_close(one.logits(prompt), reference.logits(prompt), rtol=1e-4, atol=1e-4)
     params = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
     forward = llm.executor.runner.forward
     for prompts in ([random_ids(9)], [random_ids(n, seed=n) for n in (3, 17, 1)]):
@@ -235,13 +240,28 @@ def test_batch_invariance(checkpoints: dict[str, Path], name: str, kind: str) ->
         assert [p.logprob for p in alone.logprobs] == [p.logprob for p in output.logprobs]
 
 
+def held_bytes(model: Decoder) -> int:
+    """Of parameters, and of what linear layers have packed: 2 bytes per value, rows in whole sixteens."""
+    found = sum(p.nbytes for p in model.parameters())
+    for linear in linears(model).values():
+        packed = linear.scheme
+        if isinstance(packed, HalfPacked):
+            parts = [torch.ops.quantized.linear_unpack_fp16(part)[0] for part in packed.parts]
+            found += sum(-(-len(part) // 16) * 16 * part.shape[1] * 2 for part in parts)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "tied"])
-@pytest.mark.parametrize("name", [*WEIGHT_ONLY, "w8a8", "w8a8-fp8"])
+@pytest.mark.parametrize("name", [*WEIGHT_ONLY, "w8a8", "w8a8-fp8", "w4a8 plain"])
 def test_the_ledger_is_right_to_the_byte(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     engine = LLM(checkpoints[kind], "cpu", quant=SCHEMES[name]).engine
     found = ledger(setting_of(engine.manifest, engine.dtype, engine.device)).items
     reported = sum(i.bytes for i in found if i.kind == "weights" and i.name != "rotary table")
-    assert reported == sum(p.nbytes for p in engine.model.parameters())
+    # Where the values decide how a weight is packed, the larger form counts: with a scale per row.
+    spare = [
+        m.out_features for m in linears(engine.model).values() if getattr(m.scheme, "split", "") == "groups"
+    ]
+    assert reported == held_bytes(engine.model) + 4 * sum(spare)
 
 
 LEAVES = {  # of a layer, as they are stored; those that a narrow model keeps wide

@@ -10,10 +10,10 @@ import torch
 
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import BuildError
+from ingot.kernels.product.int8 import cpu_product
 from ingot.kernels.rows.int8_rows import dequantize_rows, quantize_rows
 from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant.plain_rows import rounded_rows
-from ingot.quant.schemes import int8_products
 from ingot.quant.schemes.int8_both import Int8Both
 from ingot.quant.schemes.scheme_registry import make_scheme
 
@@ -79,11 +79,12 @@ def test_a_row_has_the_same_bits_in_any_company(scheme: Int8Both) -> None:
     assert scheme.batch_invariant() is scheme
 
 
-def test_a_cpu_widens_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_exact_products_widens_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     scheme = Int8Both()
     tensors, x = scheme.pack(some(19, 64), torch.randn(19)), torch.randn(4, 64)
     whole = scheme.apply(x, tensors)
-    monkeypatch.setattr(int8_products, "PIECE", 5 * 64)
+    monkeypatch.setattr(cpu_product, "exact_sums", lambda: False)
+    monkeypatch.setattr(cpu_product, "PIECE", 5 * 64)
     assert torch.equal(scheme.apply(x, tensors), whole)
 
 

@@ -121,7 +121,7 @@ def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, write: Write, engin
     for path in (written.folder, folder):
         llm = LLM(path, "cpu")
         check_layers(llm, written.weights)
-        schemes = [linear.scheme for linear in linears(llm.engine.model).values()]
+        schemes = [linear.origin for linear in linears(llm.engine.model).values()]
         assert all(scheme.small_products for scheme in schemes) != quant.act_order
         torch.testing.assert_close(llm.logits(ids), expected, rtol=1e-4, atol=1e-4)
 

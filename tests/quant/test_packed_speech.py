@@ -81,7 +81,7 @@ def test_it_runs_as_it_is(packing: Packing, tmp_path: Path) -> None:
     quant = Manifest.read(engine).quant
     rounds = packing.activations != "none"
     assert quant.scheme == f"w{packing.bits}a{8 if rounds else 16}"
-    narrow = {name for name, one in linears(LLM(engine, "cpu").engine.model).items() if not one.scheme.dense}
+    narrow = {name for name, one in linears(LLM(engine, "cpu").engine.model).items() if not one.origin.dense}
     assert any(name.startswith("encoder.") for name in narrow) == ("encoder." not in packing.dense)
     assert any(name.startswith("layers.") for name in narrow)
     wanted = expected(written)

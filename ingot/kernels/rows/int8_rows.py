@@ -87,18 +87,18 @@ def quantize_rows(
     if static is not None:
         return Int8Rows(_rounded(wide, 1.0 / static, dtype), static)
     highest = E4M3_MOST if dtype == E4M3 else MOST
-    pieces = wide.unflatten(1, (-1, group)) if group else wide[:, None]
-    most = pieces.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
-    values = _rounded(pieces, highest / most, dtype).flatten(1)
+    pieces = wide.unflatten(1, (-1, group)) if group else wide
+    most = pieces.abs().amax(dim=-1, keepdim=True).clamp_(min=LEAST_MAGNITUDE)
+    values = _rounded(pieces, highest / most, dtype)
     # By a tensor: on a GPU PyTorch divides by a scalar by multiplying with its inverse, a last bit off.
     scales = (most / torch.full_like(most, highest))[..., 0]
-    return Int8Rows(values, scales if group else scales[:, 0], group)
+    return Int8Rows(values.flatten(1) if group else values, scales, group)
 
 
 def _rounded(wide: torch.Tensor, inverse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype == E4M3:  # the scale of a row that is not finite says so; no value does
         return (wide * inverse).nan_to_num_(nan=0.0).clamp_(-E4M3_MOST, E4M3_MOST).to(dtype)
-    return (wide * inverse).round().clamp(LEAST, MOST).to(torch.int8)
+    return (wide * inverse).round_().clamp_(LEAST, MOST).to(torch.int8)
 
 
 def dequantize_rows(x: Int8Rows) -> torch.Tensor:

@@ -6,6 +6,7 @@ with IngotSide(SideSpec("engines/pocket-chat")) as side: side.logits([1, 2, 3])
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from typing import Any, Self
 
 import torch
 
+from ingot.config.quantization.quant_config import HEAD
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import batch_buckets
+from ingot.engine.assembly import logical_shapes
 from ingot.engine.engine_loader import Engine
 from ingot.errors import OutOfMemoryError
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import linears
 from ingot.llm import LLM
 from ingot.measure.side.freed_memory import free_memory, seconds_since
 from ingot.measure.side.machine import Memory, forget_peak, gpu_peak, peak_bytes
@@ -153,7 +158,7 @@ class IngotSide:
         engine = self.llm.engine
         return {
             "architecture": engine.manifest.model.architecture,
-            "parameters": sum(p.numel() for p in engine.model.parameters()),
+            "parameters": _num_parameters(engine.model),
             "dtype": str(engine.dtypes),
             "quantization": engine.manifest.quant.label,
             "max_seq_len": self.max_seq_len,
@@ -228,6 +233,15 @@ def _load(spec: SideSpec) -> LLM:
     )
 
 
+def _num_parameters(model: Decoder) -> int:
+    """Values before packing; a tied head has none of its own."""
+    shapes = logical_shapes(model)
+    return sum(
+        math.prod(shape) for name, shape in shapes.items() if name != f"{HEAD}.weight" or not model.tied
+    )
+
+
 def _bytes(engine: Engine) -> int:
     """Of the weights on the device: an embedding may be on the host."""
-    return sum(p.nbytes for p in engine.model.parameters() if p.device.type == engine.device.type)
+    packed = sum(linear.packed_bytes for linear in linears(engine.model).values())
+    return packed + sum(p.nbytes for p in engine.model.parameters() if p.device.type == engine.device.type)

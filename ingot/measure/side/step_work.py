@@ -13,6 +13,7 @@ from torch import nn
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.layers.decoder import Decoder
+from ingot.layers.linear import linears
 from ingot.memory.memory_sizes import kv_bytes_per_token
 
 
@@ -93,4 +94,5 @@ def weight_bytes(model: nn.Module, tables: list[nn.Module | None], head: nn.Modu
     """Bytes of all parameters but those of embedding ``tables``, except a table that is also the ``head``."""
     whole = {id(p) for p in head.parameters()}
     rows = {id(p) for table in tables if table is not None for p in table.parameters()} - whole
-    return sum(p.nbytes for p in model.parameters() if id(p) not in rows)
+    packed = sum(linear.packed_bytes for linear in linears(model).values())
+    return packed + sum(p.nbytes for p in model.parameters() if id(p) not in rows)

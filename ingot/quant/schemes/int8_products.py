@@ -12,10 +12,10 @@ import torch
 
 from ingot.kernels.activation.silu_mul_int8 import quantized
 from ingot.kernels.kernel_checks import runs_on_gpu
+from ingot.kernels.product.int8.cpu_product import SPREAD, cpu_int8_product
 from ingot.kernels.product.int8.int8_linear import int8_linear
-from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, dequantize_rows
 from ingot.kernels.weight.int4_weight import AnyInt8, as_int8
-from ingot.kernels.weight.stored_weight import PIECE
 from ingot.quant.plain_rows import rounded_e4m3, rounded_rows
 from ingot.quant.schemes.linear_scheme import InputForm, LinearScheme, Tensors
 
@@ -67,8 +67,7 @@ class Int8Products(LinearScheme):
         own = self._input_bytes(in_features, tokens) + self.expanded_bytes(out_features, in_features, kernels)
         if kernels:
             return own
-        rows = min(out_features, max(1, PIECE // in_features))
-        sums = min(in_features, 1024) * (tokens + rows) * 4 + tokens * (4 * rows + out_features) * 4
+        sums = 2 * tokens * out_features * 4 + (2 * SPREAD * out_features * 4 if self.input_group else 0)
         return max(own + sums, own + _ROUNDING * tokens * in_features * 4)
 
     def _input_bytes(self, in_features: int, tokens: int) -> int:
@@ -84,14 +83,7 @@ class Int8Products(LinearScheme):
 
 
 def multiply(x: Int8Rows, weight: AnyInt8, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
-    """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
+    """x · Wᵀ + b [M, N]."""
     if runs_on_gpu(x.values):
         return int8_linear(x, weight, dtype, bias)
-    weight = as_int8(weight)
-    rows = max(1, PIECE // max(weight.values.shape[1], 1))
-    pieces = []
-    for start in range(0, weight.values.shape[0], rows):
-        own = slice(start, start + rows)
-        piece = Int8Weight(weight.values[own], weight.scales[own])
-        pieces.append(int8_product(x, piece, dtype, None if bias is None else bias[own]))
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+    return cpu_int8_product(x, as_int8(weight), dtype, bias)

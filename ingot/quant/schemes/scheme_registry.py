@@ -53,7 +53,8 @@ class Dense(LinearScheme):
         self._lacks("quantized values")
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        return F.linear(x, tensor_of(tensors, "weight"), tensors.get("bias"))
+        weight = tensor_of(tensors, "weight")
+        return F.linear(x, weight if weight.dtype == x.dtype else weight.to(x.dtype), tensors.get("bias"))
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
         return StoredWeight(tensor_of(tensors, "weight"), in_features)

@@ -31,6 +31,8 @@ from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech
 from tests.measure.bench.conftest import MADE_UP
 
+pytestmark = pytest.mark.usefixtures("weights_as_stored")
+
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 32, 48, 4, 2, 8, 97
 
 

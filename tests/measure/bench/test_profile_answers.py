@@ -31,6 +31,8 @@ from tests.e2e.tiny import write_tiny
 from tests.measure.bench.conftest import MADE_UP
 from tests.measure.evaluate.conftest import write
 
+pytestmark = pytest.mark.usefixtures("weights_as_stored")
+
 NEW, LONG = 6, 48
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 2  # of several blocks
 QUESTIONS: tuple[dict[str, Any], ...] = ({"prompt": "Fire"}, {"prompt": "Zulu time"})

@@ -18,7 +18,7 @@ from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.layer_products import Product
-from ingot.layers.linear import Linear
+from ingot.layers.linear import Linear, held_bytes
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm
 from ingot.layers.row_forms import BlockForm, Form, Int8Form, Rows
@@ -35,7 +35,7 @@ def of_linear(linear: Linear, x: Rows) -> LeastWork:
     values = x.values if isinstance(x, (Int8Rows, OperandRows)) else x
     rows = values.numel() // linear.in_features
     itemsize = 2 if values.itemsize == 1 else values.itemsize
-    weight = sum(parameter.nbytes for parameter in linear.parameters())
+    weight = held_bytes(linear)
     moved = weight + values.nbytes + rows * linear.out_features * itemsize
     return LeastWork(moved, 2.0 * rows * linear.in_features * linear.out_features)
 

@@ -17,6 +17,7 @@ from ingot.building.builder import build
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, IngotError, OutOfMemoryError
+from ingot.layers.linear import held_bytes
 from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.latency import Latency, check_fits, measure_latency
@@ -271,7 +272,7 @@ def _speech_memory(side: SpeechSide, spec: SideSpec) -> Memory:
 
 
 def _weight_bytes(model: torch.nn.Module) -> int:
-    return sum(p.nbytes for p in model.parameters())
+    return held_bytes(model)
 
 
 def _check_quant(line: SweepLine, facts: dict[str, Any]) -> None:
