@@ -88,7 +88,7 @@ def test_a_product_and_its_bias_are_rounded_once(dtype: torch.dtype) -> None:
 @triton.jit
 def scales_kernel(most_ptr, scale_ptr, inverse_ptr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    scale, inverse = scale_of(tl.load(most_ptr + places))
+    scale, inverse = scale_of(tl.load(most_ptr + places), tl.int8)
     tl.store(scale_ptr + places, scale)
     tl.store(inverse_ptr + places, inverse)
 
