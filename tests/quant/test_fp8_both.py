@@ -14,7 +14,6 @@ from ingot.errors import BuildError, ConfigError, DeviceError
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
 from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant.plain_rows import rounded_e4m3
-from ingot.quant.schemes import int8_products
 from ingot.quant.schemes.fp8_both import Fp8Both
 from ingot.quant.schemes.scheme_registry import make_scheme
 from tests.kernels.plain_e4m3 import TABLE, bits_of, encoded, plain
@@ -82,14 +81,6 @@ def test_a_row_has_the_same_bits_beside_any_others(scheme: Fp8Both) -> None:
     assert torch.equal(torch.cat([invariant.apply(x[i : i + 1], tensors) for i in range(33)]), together)
     torch.testing.assert_close(together, scheme.apply(x, tensors), rtol=1e-4, atol=1e-4)
     assert (invariant.name, invariant.batch_invariant()) == (scheme.name, invariant)
-
-
-def test_a_cpu_widens_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheme = Fp8Both()
-    tensors, x = scheme.pack(some(19, 64), some(19, 1)[:, 0]), some(4, 64)
-    whole = scheme.apply(x, tensors)
-    monkeypatch.setattr(int8_products, "PIECE", 5 * 64)
-    torch.testing.assert_close(scheme.apply(x, tensors), whole, rtol=1e-6, atol=1e-6)
 
 
 def test_products_get_a_view_with_aligned_rows() -> None:

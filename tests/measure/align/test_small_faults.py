@@ -203,6 +203,7 @@ def test_activations_that_are_rounded_down_too_often(
     assert not report.first.row.alone.on_grid
 
 
+@pytest.mark.usefixtures("weights_as_stored")
 def test_a_weight_that_is_unpacked_wrong(
     engines: Any, originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
