@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from ingot import LLM, build
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.product.int8.cpu_product import cpu_int8_product, exact_sums
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.layers.linear import linears
+from ingot.memory.ledger import Capacity, ledger
 from ingot.quant.schemes.expanded_int8 import ExpandedInt8
 from ingot.quant.schemes.half_packed import HalfPacked, half_packed
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.scheme_registry import Dense
 from ingot.quant.schemes.weight_only import WeightOnly
 from tests.e2e.tiny import write_tiny
+from tests.tiny_models import make_model, tiny_config
 
 FORMS = {  # by the scheme: how its weight is split in bf16
     "dense": (Dense(), "whole"),
@@ -145,3 +151,36 @@ def test_a_layer_that_is_refused_is_logged_and_right(
     assert "values that fp16 cannot hold" in caplog.text
     assert all(type(linear.scheme) is Dense for linear in linears(llm.engine.model).values())
     assert torch.allclose(llm.logits([3, 5, 8]), expected, atol=1e-5)
+
+
+def test_a_model_that_fits_only_as_it_is_stored_stays_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed values of groups of 32 take 4 bytes."""
+    tiny = tmp_path / "tiny"
+    make_model(tiny_config("llama", num_hidden_layers=12)).save_pretrained(tiny)
+    quant = QuantConfig("w4a16", group=32)
+    folder = build(tiny, tmp_path / "engine", quant=quant, dtype="bf16", proof=False)
+    packed = LLM(folder, "cpu")
+    setting = packed.executor._setting
+    assert setting is not None
+    most, least = ledger(setting).least, ledger(setting.unpacked).least
+    assert most > least
+    total = math.ceil((most + least) / 2 / setting.runtime.memory_fraction)
+    monkeypatch.setattr("ingot.runtime.setup.capacity_of", lambda device, own: Capacity("small", total))
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(folder, "cpu")
+    assert "no room to pack the weights" in caplog.text
+    stored, forms = linears(llm.engine.model), linears(packed.engine.model)
+    assert not any(isinstance(linear.scheme, HalfPacked) for linear in stored.values())
+    assert all(isinstance(linear.scheme, HalfPacked) for linear in forms.values())
+    assert torch.allclose(llm.logits([3, 5, 8]), packed.logits([3, 5, 8]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("group", "expected"), [(128, INT8_FRAGMENT_ROWS), (64, MAX_ROWS)])
+def test_w4a8_places_heads_where_no_groups_of_warps_multiply(
+    group: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Hopper; they read groups of 128."""
+    monkeypatch.setattr("ingot.quant.schemes.int4_in_int8.has_warpgroups", lambda device: True)
+    assert Int4InInt8(group).placing_rows(torch.device("cpu")) == expected

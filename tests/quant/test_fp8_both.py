@@ -11,6 +11,7 @@ import torch
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.engine_loader import expect_schemes
 from ingot.errors import BuildError, ConfigError, DeviceError
+from ingot.kernels.product.int8 import cpu_product
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
 from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant.plain_rows import rounded_e4m3
@@ -81,6 +82,22 @@ def test_a_row_has_the_same_bits_beside_any_others(scheme: Fp8Both) -> None:
     assert torch.equal(torch.cat([invariant.apply(x[i : i + 1], tensors) for i in range(33)]), together)
     torch.testing.assert_close(together, scheme.apply(x, tensors), rtol=1e-4, atol=1e-4)
     assert (invariant.name, invariant.batch_invariant()) == (scheme.name, invariant)
+
+
+def test_a_cpu_widens_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = Fp8Both()
+    tensors, x = scheme.pack(some(19, 64), some(19, 1)[:, 0]), some(4, 64)
+    whole, widened = scheme.apply(x, tensors), cpu_product.int8_product
+    rows: list[int] = []
+
+    def seen(x: Int8Rows, piece: Any, *given: Any) -> torch.Tensor:
+        rows.append(len(piece.values))
+        return widened(x, piece, *given)
+
+    monkeypatch.setattr(cpu_product, "PIECE", 5 * 64)
+    monkeypatch.setattr(cpu_product, "int8_product", seen)
+    torch.testing.assert_close(scheme.apply(x, tensors), whole, rtol=1e-6, atol=1e-6)
+    assert rows == [5, 5, 5, 4]
 
 
 def test_products_get_a_view_with_aligned_rows() -> None:

@@ -8,14 +8,13 @@ import torch
 
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.int4_weight import num_groups, pack_pairs
-from ingot.quant.quantized_values import Values
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.int8_products import Int8Products
-from ingot.quant.schemes.linear_scheme import Tensors, tensor_of
+from ingot.quant.schemes.linear_scheme import LoadedForm, Tensors, tensor_of
 
 
 @dataclass(frozen=True)
-class ExpandedInt8(Int8Products):
+class ExpandedInt8(LoadedForm, Int8Products):
     """The tensors of w4a8 with ``values`` int8 [N, K] in the place of ``pairs``."""
 
     origin: Int4InInt8
@@ -53,14 +52,3 @@ class ExpandedInt8(Int8Products):
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
         return self.int8_weight(tensors, in_features)
-
-    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        self._lacks("layout of a file")
-
-    def quantize(self, weight: torch.Tensor) -> Values:
-        self._lacks("quantized values")
-
-    def _stored_values(
-        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
-    ) -> dict[str, torch.Tensor]:
-        self._lacks("quantized values")

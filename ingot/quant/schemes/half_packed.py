@@ -35,8 +35,8 @@ from ingot.kernels.weight.stored_weight import (
     symmetric_zero,
     unpacked,
 )
-from ingot.quant.quantized_values import Quantized, Values
-from ingot.quant.schemes.linear_scheme import LinearScheme, Tensors, tensor_of
+from ingot.quant.quantized_values import Quantized
+from ingot.quant.schemes.linear_scheme import LinearScheme, LoadedForm, Tensors, tensor_of
 
 Split = Literal["whole", "groups", "terms"]
 ROW_SCALES = "row_scales"
@@ -50,7 +50,7 @@ _OPS = torch.ops.quantized
 
 
 @dataclass(frozen=True, eq=False)
-class HalfPacked(LinearScheme):
+class HalfPacked(LoadedForm):
     """What a CPU multiplies by in the place of another scheme's tensors.
 
     Tensors: of the other scheme's what is small: scales, zeros, order, ``bias``; ``row_scales`` fp32 [N]
@@ -139,17 +139,6 @@ class HalfPacked(LinearScheme):
         """A gathered input, and the product of a group or a term beside the sum."""
         gathered = tokens * in_features * dtype.itemsize if self.ordered else 0
         return gathered + tokens * out_features * dtype.itemsize
-
-    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        self._lacks("layout of a file")
-
-    def quantize(self, weight: torch.Tensor) -> Values:
-        self._lacks("quantized values")
-
-    def _stored_values(
-        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
-    ) -> dict[str, torch.Tensor]:
-        self._lacks("quantized values")
 
 
 def _product(rows: torch.Tensor, part: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS
 from ingot.kernels.tiles.product_tiles import has_warpgroups
+from ingot.kernels.tiles.warpgroup_tiles import STEP
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
 from ingot.kernels.weight.stored_weight import PIECE
 from ingot.quant.methods.gptq import gptq
@@ -99,8 +100,9 @@ class Int4InInt8(Int8Products):
         return self.int4_weight(tensors, in_features)
 
     def placing_rows(self, device: torch.device) -> int:
-        """Beyond the rows that read pairs, other kernels multiply by groups of warps, if the GPU can."""
-        return INT8_FRAGMENT_ROWS if has_warpgroups(device) else super().placing_rows(device)
+        """Beyond the rows that read pairs, groups of warps multiply, if they can: they place nothing."""
+        by_groups = has_warpgroups(device) and self.group == STEP
+        return INT8_FRAGMENT_ROWS if by_groups else super().placing_rows(device)
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
         return expanded(self.int4_weight(tensors, in_features))

@@ -221,6 +221,21 @@ class LinearScheme(ABC):
         raise AssertionError(f"{self.name} has no {what}")
 
 
+class LoadedForm(LinearScheme):
+    """What a loaded weight is multiplied by in the place of the scheme that stores it: no file has it."""
+
+    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        self._lacks("layout of a file")
+
+    def quantize(self, weight: torch.Tensor) -> Values:
+        self._lacks("quantized values")
+
+    def _stored_values(
+        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        self._lacks("quantized values")
+
+
 def tensor_of(tensors: Tensors, name: str) -> torch.Tensor:
     tensor = tensors[name]
     assert tensor is not None

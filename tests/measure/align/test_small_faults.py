@@ -18,7 +18,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.layers import rotary
 from ingot.measure.align.align_session import Report, align
 from ingot.measure.align.trace import STREAM_READERS, run_steps, trace
-from ingot.quant.schemes import weight_only
+from ingot.quant.schemes import half_packed, weight_only
 from ingot.quant.schemes.int8_products import Int8Products
 from tests.e2e.faults import SMALL, faulty
 from tests.encoders.speech import write_speech
@@ -211,6 +211,17 @@ def test_a_weight_that_is_unpacked_wrong(
     own = weight_only.dequantized
     monkeypatch.setattr(weight_only, "dequantized", lambda *given: own(*given) * 1.005)
     report = compared(engines("llama", "w4a16"), originals["llama"], None)
+    assert report.first_stage == "layers.0.attention"
+
+
+@pytest.mark.parametrize(("scheme", "name"), [("w4a16", "dequantized"), ("w8a16", "unpacked")])
+def test_a_weight_that_is_packed_wrong_for_a_cpu(
+    scheme: str, name: str, engines: Any, originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference reads the engine's file, not what is packed."""
+    own = getattr(half_packed, name)
+    monkeypatch.setattr(half_packed, name, lambda *given: own(*given) * 1.005)
+    report = compared(engines("llama", scheme), originals["llama"], None)
     assert report.first_stage == "layers.0.attention"
 
 
