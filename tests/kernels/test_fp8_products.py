@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -166,3 +168,11 @@ def test_both_sides_are_of_one_dtype() -> None:
     for x, weight in ((fp8_rows(2, 64), int8_weight(8, 64)), (int8_rows(2, 64), fp8_weight(8, 64))):
         with pytest.raises(IngotError, match="weight has the wrong dtype"):
             int8_linear(x, weight, torch.float16)
+
+
+def test_the_library_does_not_keep_sums_in_few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **values: given.update(values) or torch.ones(1))
+    rows = Int8Rows(torch.zeros(80, 64).to(E4M3), torch.ones(80))
+    fp8_library.library_linear(rows, Int8Weight(torch.zeros(32, 64).to(E4M3), torch.ones(32)), torch.bfloat16)
+    assert given["use_fast_accum"] is False

@@ -16,7 +16,7 @@ from ingot.kernels.product.int8.cpu_product import cpu_int8_product, exact_sums
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
-from ingot.layers.linear import linears
+from ingot.layers.linear import held_bytes, linears
 from ingot.memory.ledger import Capacity, ledger
 from ingot.quant.schemes.expanded_int8 import ExpandedInt8
 from ingot.quant.schemes.half_packed import HalfPacked, half_packed
@@ -184,3 +184,29 @@ def test_w4a8_places_heads_where_no_groups_of_warps_multiply(
     """On Hopper; they read groups of 128."""
     monkeypatch.setattr("ingot.quant.schemes.int4_in_int8.has_warpgroups", lambda device: True)
     assert Int4InInt8(group).placing_rows(torch.device("cpu")) == expected
+
+
+def test_what_is_packed_is_counted(tmp_path: Path) -> None:
+    """PyTorch's packed matrices are no parameters."""
+    folder = build(write_tiny(tmp_path / "tiny"), tmp_path / "engine", dtype="bf16", proof=False)
+    llm = LLM(folder, "cpu")
+    setting, model = llm.executor._setting, llm.engine.model
+    assert setting is not None
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    packed = held_bytes(model) - parameters
+    assert packed >= 2 * sum(one.in_features * one.out_features for one in linears(model).values())
+    assert parameters + packed <= sum(setting.weight_bytes().values())
+
+
+def test_a_processor_whose_int8_sums_saturate_multiplies_by_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.full((3, 64), 127, dtype=torch.int8), torch.full((16, 64), -128, dtype=torch.int8)
+    whole = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: whole(a, b).clamp(-(2**15), 2**15 - 1))
+    exact_sums.cache_clear()
+    try:
+        y = cpu_int8_product(Int8Rows(x, torch.ones(3)), Int8Weight(weight, torch.ones(16)), torch.float32)
+    finally:
+        exact_sums.cache_clear()
+    assert torch.equal(y, torch.full((3, 16), -127.0 * 128 * 64))
