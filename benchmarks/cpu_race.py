@@ -6,7 +6,7 @@ and qwen05_q4_0.gguf, which any tool that writes GGUF can make. Both sides
 take turns, ``--rounds`` times; each figure is the median of the rounds' minima. Every program has the machine
 to itself only if you leave it to it.
 
-    python benchmarks/cpu_race.py --llama /tmp/race --rounds 3 --json docs/results/cpu_race.json
+    python benchmarks/cpu_race.py --llama FOLDER --rounds 3 --json docs/results/cpu_race.json
 """
 
 from __future__ import annotations
