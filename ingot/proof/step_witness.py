@@ -229,10 +229,8 @@ class StepWitness:
                     place, self._name(place, layer), recorded, computed, None, self._labels, noise
                 )
                 continue
-            scales = torch.cat([tensors[2 + side] for tensors in own]).to(computed)[..., None]
-            step = scales.expand(computed.shape)
-            if own[0][side].dtype == E4M3:  # the gap on the side of what was computed
-                step = e4m3_gaps(torch.minimum(recorded.abs(), computed.abs()) / scales) * scales
+            values, scales = (torch.cat([tensors[at] for tensors in own]) for at in (side, 2 + side))
+            step = _cache_steps(values, scales.to(computed)[..., None], computed)
             near = (computed / step).round() * step
             flat = (recorded.flatten(1), step.flatten(1), computed.flatten(1), near.flatten(1))
             self._judge.rounded(place, self._name(place, layer), *flat, self._labels, noise)
@@ -322,3 +320,14 @@ def _encoder_slots(tensors: Mapping[str, list[Any]], request: int, block_size: i
     if "encoded_lens" not in tensors:
         return ()
     return tuple(_slots(tensors["encoded_tables"][request], tensors["encoded_lens"][request], block_size))
+
+
+def _cache_steps(values: torch.Tensor, scales: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+    """How far apart the numbers of a cache in 8 bits are, [T, num_kv_heads, head_dim].
+
+    Of e4m3, whose gaps double at a power of two, the gap on the side of what was computed. Stored values say
+    which power of two that is; dequantized to 16 bits they may lie just below it.
+    """
+    if values.dtype != E4M3:
+        return scales.expand(computed.shape)
+    return e4m3_gaps(torch.minimum(values.to(computed).abs(), computed.abs() / scales)) * scales

@@ -25,6 +25,7 @@ from ingot.measure.side.token_load import Ask
 from ingot.memory.ledger import ledger
 from ingot.proof.golden_replay import FACTOR
 from ingot.proof.repro_run import capture_layer, replay
+from ingot.proof.step_check import check_steps
 from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -216,6 +217,14 @@ class TestProof:
         found = verify(folder, "cpu", note=False)
         assert found.verdict == "proven", found.failures
         assert 0 < max(found.worst.values()) < FACTOR
+
+    @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+    def test_steps_in_16_bits(self, engine: Path, cache: str, dtype: str) -> None:
+        """Keys and values that were read back in 16 bits are judged by the gaps of what was stored."""
+        llm = LLM(engine, "cpu", compute_dtype=dtype)
+        found = check_steps(llm, engine, [(prompt, None) for prompt in PROMPTS], 2)
+        assert found.failures == []
+        assert max(found.worst["keys"], found.worst["values"]) < 0.3
 
     @pytest.mark.stays("int8-scale", "fp8-rounding")
     @pytest.mark.parametrize("fault", ["scale", "rounding"])

@@ -70,7 +70,7 @@ class Case:
 
 CASES = {
     "w8a8 trained": Case("w8a8", kind=""),
-    "w4a8 trained": Case("w4a8", kind="", ops=INT8_OPS | {"small_int8_qkv", "expand_int8"}),
+    "w4a8 trained": Case("w4a8", kind="", ops=INT8_OPS | {"small_int8_qkv"}),
     "w8a8 biases": Case("w8a8", changes={"num_key_value_heads": 4, "attention_bias": True}),
     "w8a8 window": Case("w8a8", "mistral", changes={"sliding_window": 16}),
     "w8a8 head norms": Case("w8a8", "qwen3", ops=INT8_OPS),
@@ -170,7 +170,9 @@ class TestOnAGpu:
                 llm.generate(prompts, PARAMS)
         assert witness.faults() == []
         head = set() if DTYPES[dtype].itemsize == 2 else {"small_linear"}  # of one row alone in fp32
-        assert set(witness.calls) == CASES[name].ops - head
+        older = torch.cuda.get_device_capability() != (9, 0)  # Hopper multiplies int4 as it is stored
+        widened = {"expand_int8"} if older and name == "w4a8 trained" else set()
+        assert set(witness.calls) == CASES[name].ops - head | widened
 
     @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
     def test_graphs(self, name: str, dtype: str, models: Models) -> None:
