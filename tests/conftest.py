@@ -114,6 +114,27 @@ def weights_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "settle_weights", lambda model, packs: settle_weights(model, packs=False))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _half_packed_weights() -> Iterator[None]:
+    """A CPU multiplies by what PyTorch packs, whether or not llvmlite is here; tests of ``cpu_kernels``
+    multiply by kernels of ours.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("ingot.quant.schemes.in_panels.host_cpu", lambda: None)
+        yield
+
+
+@pytest.fixture
+def cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU multiplies by kernels of ours; skips where they cannot be compiled."""
+    from ingot.kernels.cpu.llvm_module import host_cpu
+
+    cpu = host_cpu()
+    if cpu is None or not cpu.fma:
+        pytest.skip("needs llvmlite, and PyTorch with GNU's OpenMP")
+    monkeypatch.setattr("ingot.quant.schemes.in_panels.host_cpu", host_cpu)
+
+
 @pytest.fixture(scope="session")
 def golden(data: Path) -> Path:
     """The golden outputs of the original implementations."""

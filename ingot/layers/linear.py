@@ -16,7 +16,8 @@ from ingot.layers.build_context import BuildContext
 from ingot.layers.norm import is_wide
 from ingot.quant.schemes.cpu_forms import CpuForm, cpu_form, has_cpu_form
 from ingot.quant.schemes.half_packed import HalfPacked
-from ingot.quant.schemes.linear_scheme import BlockTensors, LinearScheme
+from ingot.quant.schemes.in_panels import InPanels
+from ingot.quant.schemes.linear_scheme import BlockTensors, LinearScheme, LoadedForm
 from ingot.quant.schemes.scheme_registry import Dense
 
 
@@ -93,7 +94,8 @@ class Linear(nn.Module):
     def packable(self, compute: torch.dtype) -> bool:
         """Whether a CPU has a form of its own for the weight, beside activations in ``compute``."""
         weight = self._parameters.get("weight")
-        return has_cpu_form(self.scheme, compute if weight is None else weight.dtype, compute)
+        stored = compute if weight is None else weight.dtype
+        return has_cpu_form(self.scheme, stored, compute, self.in_features)
 
     def pack(self) -> bool:
         """Take a CPU's form of the weight (cpu_forms.py), and free what was stored; False: the values do not
@@ -118,12 +120,12 @@ class Linear(nn.Module):
     @property
     def packed_bytes(self) -> int:
         """Bytes that are held beside the parameters."""
-        return self.scheme.packed_bytes if isinstance(self.scheme, HalfPacked) else 0
+        return self.scheme.packed_bytes if isinstance(self.scheme, LoadedForm) else 0
 
     @property
     def stored_dtype(self) -> torch.dtype | None:
         """Of a dense layer's weight, as it was loaded; None: the scheme's own."""
-        if isinstance(self.scheme, HalfPacked):
+        if isinstance(self.scheme, (HalfPacked, InPanels)):
             return self.scheme.stored_dtype if self.scheme.origin.dense else None
         weight = self._parameters.get("weight")
         return weight.dtype if self.scheme.dense and weight is not None else None

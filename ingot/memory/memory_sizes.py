@@ -120,9 +120,9 @@ def _held_bytes(model: Decoder, name: str, tensor: torch.Tensor, dtypes: HalfDty
         return tensor.numel() * stored.itemsize
     if not on_cpu.packs or not isinstance(module, Linear) or leaf not in PACKED:
         return tensor.nbytes
-    if not has_cpu_form(module.scheme, stored, compute):
+    if not has_cpu_form(module.scheme, stored, compute, module.in_features):
         return tensor.nbytes
-    return cpu_form_bytes(module.scheme, module.out_features, module.in_features)
+    return cpu_form_bytes(module.scheme, module.out_features, module.in_features, stored)
 
 
 def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:

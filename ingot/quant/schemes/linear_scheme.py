@@ -224,6 +224,11 @@ class LinearScheme(ABC):
 class LoadedForm(LinearScheme):
     """What a loaded weight is multiplied by in the place of the scheme that stores it: no file has it."""
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of what is held beside the tensors."""
+        return 0
+
     def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         self._lacks("layout of a file")
 

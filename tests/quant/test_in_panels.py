@@ -1,0 +1,193 @@
+"""Products on a CPU by kernels of ours, beside dense products in fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot import LLM, build
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.kernels.cpu.llvm_module import HostCpu, host_cpu
+from ingot.kernels.cpu.panel_products import float_product, integer_product
+from ingot.kernels.cpu.product_text import TILES_OF_AVX512, TILES_OF_OTHERS
+from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.layers.linear import held_bytes, linears
+from ingot.quant.schemes import in_panels
+from ingot.quant.schemes.in_panels import InPanels, Int8InPanels
+from ingot.quant.schemes.int4_in_int8 import Int4InInt8
+from ingot.quant.schemes.int8_both import Int8Both
+from ingot.quant.schemes.linear_scheme import LinearScheme
+from ingot.quant.schemes.scheme_registry import Dense
+from ingot.quant.schemes.weight_only import WeightOnly
+from tests.e2e.tiny import write_tiny
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
+N, K = 100, 320
+FLOATS: dict[str, LinearScheme] = {
+    "dense": Dense(),
+    "w8a16": WeightOnly(8, 0, True),
+    "w8a16 zeros": WeightOnly(8, 64, False),
+    "w8a16 ordered": WeightOnly(8, 80, True, True),
+    "w4a16 symmetric": WeightOnly(4, 160, True),
+    "w4a16": WeightOnly(4, 32, False),
+    "w4a16 rows": WeightOnly(4, 0, False),
+}
+INTEGERS: dict[str, LinearScheme] = {
+    "w8a8": Int8Both(),
+    "w8a8 by head": Int8Both(input_group=32),
+    "w8a8 static": Int8Both(static=True),
+    "w4a8": Int4InInt8(64, 0),
+    "w4a8 by head": Int4InInt8(64, 16),
+}
+
+
+def random_weight(dtype: torch.dtype) -> torch.Tensor:
+    """Rows of sizes that differ by a factor of a thousand."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(N, K, generator=generator) * torch.logspace(-3, 0, N)[:, None]).to(dtype)
+
+
+def stored_by(scheme: LinearScheme, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.tensor([0.02]) if scheme.static else None
+    stored = scheme.pack(random_weight(dtype), torch.randn(N, generator=generator), scale)
+    if scheme.ordered:
+        stored["order"] = torch.randperm(K, generator=generator, dtype=torch.int32)
+    return stored
+
+
+def same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> bool:
+    equal = all(torch.equal(found[leaf].to(tensor.dtype), tensor) for leaf, tensor in stored.items())
+    return set(found) == set(stored) and equal
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FLOATS)
+def test_products_are_those_of_what_was_stored(name: str, dtype: torch.dtype) -> None:
+    scheme = FLOATS[name]
+    stored = stored_by(scheme, dtype)
+    meant = scheme.dequantize(stored, K, torch.float64)
+    found = in_panels.in_panels(scheme, stored, K)
+    assert found is not None
+    form, kept = found
+    x = torch.randn(21, K, generator=torch.Generator().manual_seed(2))
+    bound = 2e-6 * (x.double().abs() @ meant.abs().T) + 1e-7  # of fp32 sums; rounded rows would be 1e-3 off
+    for rows in (1, 2, 4, 7, 21):
+        y = form.apply(x[:rows], kept)
+        assert ((y - (x[:rows].double() @ meant.T + stored["bias"])).abs() <= bound[:rows]).all()
+    assert same(form.original(kept), stored)
+    assert torch.equal(form.dequantize(kept, K, torch.float64), meant)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_int8_products_have_the_bits_of_exact_sums(name: str) -> None:
+    scheme = INTEGERS[name]
+    stored = stored_by(scheme, torch.float32)
+    found = in_panels.in_panels(scheme, stored, K)
+    if found is None:
+        pytest.skip("this processor has no products of int8 that we use")
+    form, kept = found
+    assert isinstance(form, Int8InPanels)
+    x = torch.randn(21, K, generator=torch.Generator().manual_seed(2)) * 0.8
+    for rows in (1, 2, 4, 7, 21):
+        assert torch.equal(form.apply(x[:rows], kept), scheme.apply(x[:rows], stored))
+    assert same(form.original(kept), stored)
+
+
+def test_the_largest_int8_values_are_summed_exactly() -> None:
+    scheme = Int8Both()
+    weight = torch.full((16, 64), -128, dtype=torch.int8)
+    stored = {"weight": weight, "scales": torch.ones(16)}
+    found = in_panels.in_panels(scheme, stored, 64)
+    if found is None:
+        pytest.skip("this processor has no products of int8 that we use")
+    x = torch.tensor([[127], [-128], [1]], dtype=torch.int8).repeat(1, 64)
+    y = integer_product(Int8Rows(x, torch.ones(3)), found[0].panels)
+    assert torch.equal(y, (x.double() @ weight.double().T).float())
+
+
+@pytest.mark.parametrize("name", ["dense", "w4a16", "w4a16 symmetric"])
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(name: str) -> None:
+    found = in_panels.in_panels(FLOATS[name], stored_by(FLOATS[name], torch.bfloat16), K)
+    assert found is not None
+    form, kept = found
+    x = torch.randn(40, K, generator=torch.Generator().manual_seed(2))
+    all_rows = form.apply(x, kept)
+    threads = torch.get_num_threads()
+    try:
+        for rows in (1, 2, 7, 16, 33):
+            torch.set_num_threads(1 + rows % 2)
+            assert torch.equal(form.apply(x[3 : 3 + rows], kept), all_rows[3 : 3 + rows])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_processor_without_avx512_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By other tiles and without a table in a register."""
+    from ingot.kernels.cpu import panel_products
+
+    x = torch.randn(9, K, generator=torch.Generator().manual_seed(2))
+    for name in ("dense", "w4a16", "w8a16 zeros"):
+        found = in_panels.in_panels(FLOATS[name], stored_by(FLOATS[name], torch.bfloat16), K)
+        assert found is not None
+        panels = found[0].panels
+        expected = float_product(x, panels)
+        with monkeypatch.context() as patched:
+            patched.setattr(panel_products, "host_cpu", lambda: HostCpu(fma=True, avx512=False, vnni=False))
+            patched.setattr(panel_products, "_kernel", panel_products._kernel.__wrapped__)
+            assert panel_products.tiles() == TILES_OF_OTHERS != TILES_OF_AVX512
+            assert torch.equal(float_product(x, panels), expected)
+
+
+def test_a_residual_is_added() -> None:
+    found = in_panels.in_panels(Dense(), {"weight": random_weight(torch.bfloat16)[:96]}, K)
+    assert found is not None
+    panels = found[0].panels
+    x, residual = torch.randn(5, K), torch.randn(5, 96)
+    for rows in (1, 4, 5):
+        own = residual[:rows].clone()
+        expected = float_product(x[:rows], panels) + own
+        assert torch.equal(float_product(x[:rows], panels, own), expected)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "columns"),
+    [
+        (Dense(), 36),
+        (WeightOnly(4, 128, True), 320),
+        (WeightOnly(4, 20, True), 320),
+        (Int4InInt8(64, 0), 200),
+    ],
+)
+def test_shapes_that_panels_cannot_hold_are_left_to_others(scheme: LinearScheme, columns: int) -> None:
+    assert in_panels.packing_of(scheme, torch.bfloat16, columns) is None
+
+
+def test_without_llvmlite_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_panels, "host_cpu", lambda: None)
+    assert in_panels.packing_of(Dense(), torch.bfloat16, 64) is None
+
+
+def test_this_processor_is_described() -> None:
+    cpu = host_cpu()
+    assert cpu is not None
+    assert cpu.avx512 or not cpu.vnni
+
+
+@pytest.mark.parametrize("scheme", ["none", "w8a16", "w8a8", "w4a8"])
+def test_a_loaded_model_answers_as_one_that_is_not_packed(scheme: str, tmp_path: Path) -> None:
+    source = write_tiny(tmp_path / "tiny")
+    quant = QuantConfig(scheme, head="none" if scheme == "none" else "w8a16")
+    folder = build(source, tmp_path / "engine", quant=quant, dtype="bf16", proof=False)
+    llm = LLM(folder, "cpu")
+    model, setting = llm.engine.model, llm.executor._setting
+    assert setting is not None
+    forms = [type(linear.scheme) for linear in linears(model).values()]
+    assert InPanels in forms
+    plain = LLM(folder, "cpu", runtime=RuntimeConfig(fused_decode=False))
+    assert torch.allclose(llm.logits([3, 5, 8, 13]), plain.logits([3, 5, 8, 13]), atol=2e-5)
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    assert held_bytes(model) <= sum(setting.weight_bytes().values()) <= held_bytes(model) + buffers + 4096
