@@ -24,6 +24,9 @@ class RuntimeConfig(JsonConfig):
         block_size: tokens in a cache block.
         token_budget: most tokens of a step; longer prompts are prefilled in chunks. A step may exceed it by a
             sixteenth to end the last prompt.
+        prompt_budget: most tokens of a step where so many of prompts wait and, with a ``prompt_chunk``, no
+            request decodes: such steps are cheaper per token, and the tokens that wait for one last longer.
+            None: on a GPU ``WIDE_STEP`` times the ``token_budget`` where memory allows, else that.
         prompt_chunk: most tokens of one prompt in a step while other requests decode, so that a long prompt
             slows them little; None: what the budget leaves.
         long_prompt: ``prompt_chunk`` cuts only prompts with more tokens to compute than this.
@@ -56,6 +59,7 @@ class RuntimeConfig(JsonConfig):
     memory_fraction: float = 0.9
     block_size: int = 64
     token_budget: int = 2048
+    prompt_budget: int | None = None
     prompt_chunk: int | None = None
     long_prompt: int = 0
     prompt_share: float | None = None
@@ -76,7 +80,7 @@ class RuntimeConfig(JsonConfig):
         if not 1 <= self.block_size <= _MOST_BLOCK or self.block_size & (self.block_size - 1):
             allowed = f"1 to {_MOST_BLOCK}"
             raise ConfigError("block_size must be a power of two", seen=self.block_size, allowed=allowed)
-        for name in ("token_budget", "cache_tokens", "encoder_budget", "encoder_positions"):
+        for name in ("token_budget", "prompt_budget", "cache_tokens", "encoder_budget", "encoder_positions"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be >= 1", seen=getattr(self, name))
         if self.prompt_chunk is not None and self.prompt_chunk < 1:
@@ -96,6 +100,11 @@ class RuntimeConfig(JsonConfig):
         if self.embedding not in EMBEDDINGS:
             what, allowed = "unknown place of the embedding", ", ".join(EMBEDDINGS)
             raise ConfigError(what, seen=self.embedding, allowed=allowed, field="embedding")
+
+    @property
+    def step_budget(self) -> int:
+        """Tokens of the largest step, except for those that end a prompt."""
+        return max(self.token_budget, self.prompt_budget or 0)
 
     def of_engine(self, kv_dtype: Literal["model", "int8", "fp8"]) -> Self:
         """The config with ``auto`` replaced by the ``kv_dtype`` that an engine was built for."""

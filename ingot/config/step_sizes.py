@@ -6,6 +6,8 @@ from bisect import bisect_left
 
 from ingot.config.modality import Modality
 
+# Where memory allows, prompts that wait may fill a step of so many token budgets, and at most so many tokens.
+WIDE_STEP, WIDEST_STEP = 4, 8192
 LOGITS_CHUNK = 256  # most tokens per step of a request that wants the logits of each: they are wide
 # Sizes of CUDA graphs of steps with prompts: tokens, so fine that padding costs less than single launches,
 # and requests.

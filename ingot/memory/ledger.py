@@ -332,7 +332,9 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
     tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each{narrow}"
     yield LedgerItem("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
     activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=quant)
-    yield LedgerItem("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
+    wide = runtime.step_budget > runtime.token_budget
+    note = f"prompt_budget {runtime.step_budget}" if wide else f"token_budget {runtime.token_budget}"
+    yield LedgerItem("activations", "largest step", activations, note)
     if model.encoder is None:
         yield LedgerItem("encoders", "none", 0)
     else:

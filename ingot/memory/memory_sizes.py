@@ -174,8 +174,8 @@ def activation_bytes(
     a widened weight, on a CPU a piece of it with its temporaries; or an input in 8 bits with its scales, and
     a weight of 4 bits as int8. The head has L rows, so few that it is multiplied as it is stored.
     """
-    tokens = most_tokens(runtime.token_budget, max_batch_size)
-    rows = most_logits(runtime.token_budget, max_batch_size)
+    tokens = most_tokens(runtime.step_budget, max_batch_size)
+    rows = most_logits(runtime.step_budget, max_batch_size)
     h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
     elements: list[float] = [  # per token
         2 * h + 2 * q + 2 * k,
@@ -271,7 +271,7 @@ def encoding_bytes(
         inputs *= 2
     positions, rows = inputs * config.encoder.max_positions, 0
     if config.splices:
-        rows = 2 * most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
+        rows = 2 * most_tokens(runtime.step_budget, max_batch_size) * config.hidden_size
     if dtypes.other is not None:  # outputs in the decoder's dtype, too
         rows += positions * config.encoder.hidden_size
     encoder, decoder = parse_dtype(dtypes.encoder), parse_dtype(dtypes.decoder)

@@ -63,7 +63,7 @@ def all_step_buffers_bytes(
 ) -> int:
     """Bytes of every step buffer: one for eager steps and, with graphs, one for each bucket."""
     width = -(-max_seq_len // runtime.block_size)
-    tokens = most_tokens(runtime.token_budget, max_batch_size)
+    tokens = most_tokens(runtime.step_budget, max_batch_size)
     heads = config.num_kv_heads
     encoder = config.encoder if config.crosses else None
     encoded = 0 if encoder is None else -(-encoder.max_positions // runtime.block_size)

@@ -81,6 +81,7 @@ class Executor:
         grammars: Grammars | None = None,
         chunking: Chunking | None = None,
         rows: RowRules | None = None,
+        prompt_budget: int = 0,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -102,7 +103,8 @@ class Executor:
             rows,
         )
         token_budget = max(token_budget, max_batch_size)
-        self.scheduler = Scheduler(blocks, max_batch_size, token_budget, encoders, chunking)
+        sizes = (max_batch_size, token_budget)
+        self.scheduler = Scheduler(blocks, *sizes, encoders, chunking, prompt_budget)
         self.masks = GrammarMasks(runner.feed.masks)
         self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks, runner.feed.transcripts)
         self.num_preemptions = 0

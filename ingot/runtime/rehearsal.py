@@ -75,6 +75,7 @@ def rehearse(executor: Executor) -> None:
         for length in sorted({min(size, longest) for size in TOKEN_BUCKETS}):
             _add(executor, length, 1)
             _drain(executor)
+        _wide_step(executor)
         longest = min(executor.scheduler.token_budget, executor.max_seq_len - _NEW_TOKENS)
         for length in sorted({min(2**power, longest) for power in range(max(longest, 0).bit_length() + 1)}):
             if length > 0:
@@ -83,6 +84,19 @@ def rehearse(executor: Executor) -> None:
         _drain(executor)
     finally:
         executor.blocks.prefix_reuse, executor.num_preemptions = reuse, preemptions
+
+
+def _wide_step(executor: Executor) -> None:
+    """As many prompts as fill a wide step, if it has more tokens than others and the cache holds them."""
+    left = executor.scheduler.prompt_budget
+    if left <= executor.scheduler.token_budget:
+        return
+    for index in range(executor.max_batch_size):
+        length = min(left, executor.max_seq_len - 1)
+        if length > 0:
+            _add(executor, length, 1, value=float(index))
+        left -= length
+    _drain(executor)
 
 
 def _inputs(executor: Executor, value: float) -> list[RequestInput]:

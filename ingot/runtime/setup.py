@@ -24,6 +24,7 @@ from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, expect_own_e
 from ingot.memory.memory_error import capacity_of, explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
+from ingot.memory.wide_steps import leaves_enough, with_wide_steps
 from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.encoding.prompt_rows import RowRules
 from ingot.runtime.executor import Executor
@@ -81,6 +82,7 @@ def make_executor(
     own += sum(linear.packed_bytes for linear in linears(model).values())
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
+        num_blocks, config = _widened(model, device, setting, capacity, num_blocks)
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
         encoding = encoders = inputs = None
         if model.encoder is not None and model.config.encoder is not None:
@@ -99,7 +101,7 @@ def make_executor(
         device,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
-        token_budget=config.token_budget,
+        token_budget=config.step_budget,
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode and not config.batch_invariant,
         encoding=encoding,
@@ -121,6 +123,7 @@ def make_executor(
         grammars=grammars,
         chunking=Chunking(config.prompt_chunk, config.long_prompt, pace),
         rows=RowRules.of(model),
+        prompt_budget=config.step_budget,
     )
 
 
@@ -170,6 +173,21 @@ def _num_blocks(model: Decoder, device: torch.device, setting: MemorySetting, ca
     return wanted
 
 
+def _widened(
+    model: Decoder, device: torch.device, setting: MemorySetting, capacity: Capacity, num_blocks: int
+) -> tuple[int, RuntimeConfig]:
+    """Blocks with wide steps, and the config that has them, if they leave enough of so many blocks; else as
+    given.
+    """
+    wide = with_wide_steps(setting, capacity)
+    if wide is not setting:
+        room, _ = _gpu_room(model, device, wide)
+        found = min(wide.wanted_blocks, blocks_in(room, wide))
+        if leaves_enough(setting, num_blocks, found):
+            return found, wide.runtime
+    return num_blocks, setting.runtime
+
+
 def _gpu_room(model: Decoder, device: torch.device, setting: MemorySetting) -> tuple[int, int]:
     """Bytes of GPU memory left for the cache, and bytes of the largest step's activations."""
     torch.cuda.empty_cache()
@@ -189,13 +207,13 @@ def largest_step(
 
     Its requests write to the same blocks, so that it takes no more cache than one longest request.
     """
-    tokens = most_tokens(config.token_budget, max_batch_size)
+    tokens = most_tokens(config.step_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
     length = min(length, model.config.max_positions) if model.rotary is None else length
     lens = [min(length, tokens - start) for start in range(0, tokens, length)]
     width = -(-length // config.block_size)
     caches = make_caches(model, width, config.block_size, device, cache_dtype(dtype, config.kv_dtype))
-    logits = range(most_logits(config.token_budget, max_batch_size))
+    logits = range(most_logits(config.step_budget, max_batch_size))
     none = [0] * len(lens)
     layout = StepLayout.of(
         none, lens, [range(width)] * len(lens), config.block_size, wanted=none, probes=logits

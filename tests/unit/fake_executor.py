@@ -180,6 +180,7 @@ def fake_executor(
     stop_ids: frozenset[int] = frozenset(),
     run_ahead: bool = False,
     chunking: Chunking | None = None,
+    prompt_budget: int = 0,
 ) -> tuple[Executor, FakeRunner]:
     """An executor over a fake model and runner."""
     model: Any = SimpleNamespace(
@@ -197,6 +198,7 @@ def fake_executor(
         token_budget=token_budget,
         run_ahead=run_ahead,
         chunking=chunking,
+        prompt_budget=prompt_budget,
     )
     return executor, runner
 

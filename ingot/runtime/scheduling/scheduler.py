@@ -35,6 +35,8 @@ class Scheduler:
     """First come, first served; the newest running request gives way when blocks run out.
 
     Attributes:
+        prompt_budget: tokens of a wide step: what there is to compute of prompts fills it and, where prompts
+            are cut beside decodes, no request decodes.
         prefix_queries, prefix_hits: prompt tokens that were looked for in the prefix cache, and those found;
             once for each request that enters a step.
     """
@@ -46,11 +48,13 @@ class Scheduler:
         token_budget: int,
         encoders: EncoderCache | None = None,
         chunking: Chunking | None = None,
+        prompt_budget: int = 0,
     ) -> None:
         self.cache = cache
         self.encoders = encoders
         self.max_batch_size = max_batch_size
         self.token_budget = token_budget
+        self.prompt_budget = prompt_budget
         self.chunking = chunking or Chunking()
         self.waiting = WaitingLine()
         self.running: list[Request] = []
@@ -91,7 +95,6 @@ class Scheduler:
         """
         step = ScheduledBatch(copies=self._copies)
         self._copies = []
-        budget = self.token_budget
         ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
         ready.sort(key=lambda r: r.num_uncomputed > 1)
         # A decode only skips this step, for a mask or a token that is not read: layers go on. A held beam may
@@ -100,6 +103,7 @@ class Scheduler:
             (r.sits_out or r.is_full) and not r.held and r.num_uncomputed == 1 for r in self.running
         )
         self._beside_decodes = pause or (bool(ready) and ready[0].num_uncomputed == 1)
+        budget = self.prompt_budget if self._fills_wide_step(ready) else self.token_budget
         apart = [r for r in ready if layered and self._goes_by_layers(r)]
         if self.encoders is not None:
             self.encoders.open_step(beside_decodes=layered and self._beside_decodes)
@@ -140,6 +144,26 @@ class Scheduler:
         if self.encoders is not None:
             for item in step.requests:
                 self.encoders.passed(item.request)
+
+    def _fills_wide_step(self, ready: list[Request]) -> bool:
+        """Whether prompts that run or may enter have a wide step's tokens: a narrower one would be no
+        cheaper per token than the usual steps, which have graphs.
+        """
+        missing = self.prompt_budget
+        if missing <= self.token_budget or self.encoders is not None:
+            return False
+        if self._beside_decodes and self.chunking.tokens is not None:
+            return False  # streams do not stall for more than a usual step
+        missing -= sum(_at_once(request) for request in ready if request.num_uncomputed > 1)
+        places = self.max_batch_size - sum(request.width for request in self.running)
+        blocks = self.cache.num_free
+        for request in self.waiting:
+            places -= request.width
+            blocks -= self.cache.blocks_for(request.num_tokens)
+            if missing <= 0 or places < 0 or blocks < 0:
+                break
+            missing -= _at_once(request)
+        return missing <= 0
 
     def _goes_by_layers(self, request: Request, after: int = 0) -> bool:
         """Whether a prompt is computed a few layers per step after ``after`` more tokens, until its last
@@ -265,6 +289,11 @@ class Scheduler:
             self.running.remove(victim)
             self.waiting.put_back(victim)
             step.preempted.append(victim)
+
+
+def _at_once(request: Request) -> int:
+    """How many of its tokens a step without a budget would compute."""
+    return min(request.num_uncomputed, LOGITS_CHUNK) if request.all_logits else request.num_uncomputed
 
 
 def _scheduled(request: Request, count: int) -> ScheduledRequest:
