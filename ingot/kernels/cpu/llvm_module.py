@@ -4,7 +4,7 @@ A kernel is ``void kernel(args, thread, threads)``. It runs on PyTorch's own Ope
 pool of threads waits beside them.
 
     launch = compiled(text)                     # where there is a host_cpu()
-    launch([x.data_ptr(), rows], threads)       # arguments: integers and addresses, as int64
+    launch([x.data_ptr(), rows], 2)             # arguments: integers and addresses, as int64; threads
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ define internal void @each_thread(ptr %args) {
   %threads = call i32 @omp_get_num_threads()
   %t = zext i32 %thread to i64
   %n = zext i32 %threads to i64
-  call void @kernel(ptr %args, i64 %t, i64 %n)
+  call void @ENTRY(ptr %args, i64 %t, i64 %n)
   ret void
 }
 define void @launch(ptr %args, i32 %threads) {
@@ -63,14 +63,17 @@ def host_cpu() -> HostCpu | None:
     return HostCpu(arm or has.get("fma", False), avx512, avx512 and has.get("avx512vnni", False))
 
 
-def compiled(text: str) -> Callable[[Sequence[int], int], None]:
-    """A launcher of the function ``kernel`` of a module's text, optimized for this processor; only where
-    there is a ``host_cpu``.
+Launch = Callable[[Sequence[int] | int, int], None]
+
+
+def compiled(text: str, entry: str = "kernel") -> Launch:
+    """A launcher of a module's function ``entry``, optimized for this processor; only where there is a
+    ``host_cpu``. It takes the arguments or their address, and the number of threads.
     """
     binding = _binding()
     assert binding is not None
     with _LOCK:
-        module = binding.parse_assembly(text + _LAUNCH)
+        module = binding.parse_assembly(text + _LAUNCH.replace("ENTRY", entry))
         module.verify()
         target = binding.Target.from_default_triple().create_target_machine(
             cpu=binding.get_host_cpu_name(),
@@ -85,11 +88,15 @@ def compiled(text: str) -> Callable[[Sequence[int], int], None]:
         address = engine.get_function_address("launch")
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)
 
-    def launch(arguments: Sequence[int], threads: int) -> None:
-        run((ctypes.c_int64 * len(arguments))(*arguments), threads)
+    def launch(arguments: Sequence[int] | int, threads: int) -> None:
+        run(arguments if isinstance(arguments, int) else _words(arguments), threads)
 
     launch.engine = engine  # type: ignore[attr-defined]  # it owns the code
     return launch
+
+
+def _words(arguments: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(arguments))(*arguments)
 
 
 @cache
@@ -108,7 +115,7 @@ def _binding() -> Any:
 @cache
 def _openmp() -> bool:
     """Whether kernels can run on the threads of the OpenMP that PyTorch has loaded, GNU's."""
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
     for path in sorted(Path(torch.__file__).parent.parent.glob("torch*/lib*/libgomp*.so*")):
         library = ctypes.CDLL(str(path))
         for name in names:

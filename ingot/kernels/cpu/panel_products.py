@@ -6,13 +6,12 @@ y = integer_product(Int8Rows(...), panels)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from ingot.kernels.cpu.llvm_module import compiled, host_cpu
+from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
 from ingot.kernels.cpu.product_text import (
     ARGUMENTS,
     LANES,
@@ -68,7 +67,7 @@ def tiles() -> Tiles:
 
 
 @cache
-def _kernel(packing: Packing) -> Callable[[Sequence[int], int], None]:
+def _kernel(packing: Packing) -> Launch:
     cpu = host_cpu()
     assert cpu is not None
     return compiled(product_text(packing, tiles(), permutes=cpu.avx512))
@@ -134,11 +133,7 @@ def _launched(
     width = LANES * len(panels.values)
     y = torch.empty(number * rows, width)
     fits = residual is not None and residual.shape == y.shape and residual.is_contiguous()
-    inputs = (
-        x, panels.values, panels.scales, panels.zeros, panels.inner, panels.bias,
-        residual if fits else None, y,
-    )  # fmt: skip
-    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in inputs]
+    addresses = _addresses(x, panels, residual if fits else None, y)
     ends = [0 if tensor is None else tensor.data_ptr() for tensor in (sums, row_scales)]
     steps = panels.in_features // STEP // groups
     arguments = [*addresses, len(panels.values), number, groups, steps, *ends, fine, rows]
@@ -147,6 +142,18 @@ def _launched(
     if number * rows != count or width != panels.out_features:
         y = y[:count, : panels.out_features].contiguous()
     return y if residual is None or fits else y.add_(residual)
+
+
+def _addresses(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None, y: torch.Tensor) -> list[int]:
+    own = (panels.values, panels.scales, panels.zeros, panels.inner, panels.bias)
+    return [0 if tensor is None else tensor.data_ptr() for tensor in (x, *own, residual, y)]
+
+
+def one_row(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None, y: torch.Tensor) -> list[int]:
+    """Arguments of the kernel of a float product of one row, between buffers of whole vectors."""
+    groups = len(panels.scales)
+    sizes = [len(panels.values), 1, groups, panels.in_features // STEP // groups, 0, 0, 1, 1]
+    return _addresses(x, panels, residual, y) + sizes
 
 
 def packed_values(values: torch.Tensor, kind: Values, *, rounds: bool = False) -> torch.Tensor:

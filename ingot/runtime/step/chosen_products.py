@@ -11,6 +11,7 @@ import torch
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.chosen_kernels import PLAIN, describe_kernels
+from ingot.layers.cpu_layers import CpuLayers
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Between, Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
@@ -45,6 +46,7 @@ class Forward:
         encoder = model.config.encoder if model.config.crosses else None
         self.encoded_positions = 0 if encoder is None else encoder.max_positions
         self._operations: dict[Step, Operations] = {}
+        self._cpu_layers = None if fused else CpuLayers.of(model, caches)
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [L, vocab_size] of the batch's wanted tokens, in the model's dtype."""
@@ -114,6 +116,9 @@ class Forward:
         return self._operations[step]
 
     def _logits(self, batch: ForwardBatch, only: Sequence[int] | None = None) -> torch.Tensor:
+        layers = self._cpu_layers
+        if layers is not None and not self.by_module and layers.takes(batch):
+            return self.model.logits(layers.normed(self._embedded(batch), batch))
         if batch.encoded is not None and batch.max_query_len > 1:
             batch = replace(batch, encoded=batch.encoded.by_token())
         # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
