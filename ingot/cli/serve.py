@@ -20,6 +20,7 @@ from ingot.config.server_config import ServeConfig
 from ingot.errors import RequestError
 
 if TYPE_CHECKING:
+    from ingot.serve.engine_calls.blank_process import BlankProcess
     from ingot.serve.engine_calls.process_protocol import LoadEngine
     from ingot.serve.served_model import TextSide
 
@@ -149,15 +150,16 @@ def serve(
         check_page(page.config("http://127.0.0.1", ()))  # the server's own URL is not known yet
     elif page != PageFlags():
         raise typer.BadParameter("flags of the page need --web", param_hint="--web")
-    sides = _text_sides(models)
-    for side, model in zip(sides, models, strict=True):
-        side.check_proof(unproven=model.unproven, allow="add --unproven")
-    loads = {side.name: _load(side, model) for side, model in zip(sides, models, strict=True)}
-    import asyncio
-
-    from ingot.serve.server import serve as run
-
     with contextlib.ExitStack() as beside:
+        started = _started(len(models), beside)
+        sides = _text_sides(models)
+        for side, model in zip(sides, models, strict=True):
+            side.check_proof(unproven=model.unproven, allow="add --unproven")
+        loads = {side.name: _load(side, model) for side, model in zip(sides, models, strict=True)}
+        blanks = dict(zip(loads, started, strict=True))
+        import asyncio
+
+        from ingot.serve.server import serve as run
 
         def ready(url: str) -> None:
             stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
@@ -167,7 +169,7 @@ def serve(
                 process = PageProcess(page.config(url, served.allowed_host), key)
                 beside.enter_context(contextlib.closing(process))
 
-        if asyncio.run(run(sides, loads, served, api_key=key, on_ready=ready)):
+        if asyncio.run(run(sides, loads, served, api_key=key, blanks=blanks, on_ready=ready)):
             raise KeyboardInterrupt
 
 
@@ -218,6 +220,17 @@ def _one_each(
             raise RequestError(what, seen=len(listed), allowed=len(own), field=flag)
         every.append([*listed] * (len(own) // len(listed)) if listed else [None] * len(own))
     return [first or mine or last for first, mine, last in zip(every[0], own, every[1], strict=True)]
+
+
+def _started(count: int, beside: contextlib.ExitStack) -> list[BlankProcess]:
+    """So many processes for engines, which import their modules while this one does; ``beside`` ends those
+    that got no engine.
+    """
+    with server_packages():
+        from ingot.serve.engine_calls import process_protocol  # noqa: F401
+    from ingot.serve.engine_calls.blank_process import BlankProcess, shared_memory
+
+    return [beside.enter_context(contextlib.closing(BlankProcess(shared_memory()))) for _ in range(count)]
 
 
 def _text_sides(models: list[ServedEngine]) -> list[TextSide]:

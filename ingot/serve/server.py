@@ -22,6 +22,7 @@ from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError, EngineError
 from ingot.serve.api_errors import stopping
 from ingot.serve.app import ServerState, make_app
+from ingot.serve.engine_calls.blank_process import BlankProcess
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
 from ingot.serve.engine_calls.process_protocol import LoadEngine
@@ -45,12 +46,14 @@ async def serve(
     config: ServeConfig,
     *,
     api_key: str | None = None,
+    blanks: Mapping[str, BlankProcess] | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> bool:
     """Serve models until a signal; returns whether it was Ctrl-C.
 
     Args:
         sides, loads: of each model; ``loads`` by its name.
+        blanks: processes of engines that have been started already, by the model's name.
         on_ready: called with the server's URL once it takes requests.
 
     Raises:
@@ -63,8 +66,12 @@ async def serve(
         engines: list[EngineClient] = []
         models: dict[str, ServedModel] = {}
         own = {s.name: msgspec.structs.replace(loads[s.name], manifest=s.files.manifest) for s in sides}
+        first = blanks or {}
         starts = [
-            EngineClient.start(s.name, own[s.name], config, metrics.of(s.name), s.features, RestartPolicy())
+            EngineClient.start(
+                *(s.name, own[s.name], config, metrics.of(s.name)),
+                *(s.features, RestartPolicy(), first.get(s.name)),
+            )
             for s in sides
         ]
         try:

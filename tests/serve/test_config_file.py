@@ -25,7 +25,10 @@ class Served:
         path.write_text(text.replace("{engine}", str(self.engine)), encoding="utf-8")
         return ingot("serve", "--config", str(path), *map(str, words))
 
-    async def take(self, sides: Any, loads: Any, config: ServeConfig, *, api_key: Any, on_ready: Any) -> bool:
+    async def take(
+        self, sides: Any, loads: Any, config: ServeConfig, *, api_key: Any, blanks: Any, on_ready: Any
+    ) -> bool:
+        assert blanks.keys() == loads.keys()
         self.names = [one.name for one in sides]
         self.loads, self.config, self.api_key = loads, config, api_key
         return False
@@ -35,6 +38,7 @@ class Served:
 def served(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     found = Served(tmp_path, engine)
     monkeypatch.setattr("ingot.serve.server.serve", found.take)
+    monkeypatch.setattr("ingot.cli.serve._started", lambda count, beside: range(count))
     for name in ("INGOT_API_KEY", "INGOT_MODEL_NAME"):
         monkeypatch.delenv(name, raising=False)
     return found

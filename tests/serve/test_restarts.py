@@ -22,7 +22,7 @@ from ingot.config.server_config import ServeConfig
 from ingot.errors import EngineError
 from ingot.serve.api_errors import ApiError
 from ingot.serve.app import ServerState
-from ingot.serve.engine_calls import engine_run
+from ingot.serve.engine_calls import blank_process, engine_run
 from ingot.serve.engine_calls.answering import Job
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.process_link import Link
@@ -72,7 +72,7 @@ class Case:
 
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Case]:
-    monkeypatch.setattr(engine_run, "_BOOT", BOOT)
+    monkeypatch.setattr(blank_process, "_BOOT", BOOT)
     return lambda plan: Case(tmp_path, plan)
 
 

@@ -16,6 +16,7 @@ from ingot.config.server_config import ServeConfig
 from ingot.errors import IngotError
 from ingot.serve.api_errors import RETRY_SECONDS, ApiError, bad_request, too_busy, unavailable
 from ingot.serve.engine_calls.answering import Answering, Job
+from ingot.serve.engine_calls.blank_process import BlankProcess
 from ingot.serve.engine_calls.engine_run import EngineRun
 from ingot.serve.engine_calls.process_protocol import (
     Abort,
@@ -59,6 +60,7 @@ class EngineClient:
         config: ServeConfig,
         metrics: EngineMetrics,
         features: tuple[int, ...] | None = None,
+        blank: BlankProcess | None = None,
     ) -> None:
         self.name = name
         self.gauges = Gauges()
@@ -66,7 +68,8 @@ class EngineClient:
         self.given_up = False
         self.on_given_up: Callable[[], None] = lambda: None
         self.started = time.time()
-        self.windows = None if features is None else Windows(features)
+        shared = None if blank is None else blank.windows
+        self.windows = None if features is None else Windows(features, shared)
         self._load = load
         self._config = config
         self.metrics = metrics
@@ -87,19 +90,21 @@ class EngineClient:
         metrics: EngineMetrics,
         features: tuple[int, ...] | None = None,
         restarts: RestartPolicy | None = None,
+        blank: BlankProcess | None = None,
     ) -> EngineClient:
         """Start the process and wait until the engine is loaded; a cancelled start ends the process.
 
         Args:
             features: the shape of what a model of speech or pictures is given.
             restarts: when a process that dies is started again; None: Ray or Triton does it.
+            blank: the first process, which has been started already.
 
         Raises:
             EngineError, OutOfMemoryError: the engine could not be loaded.
         """
-        engine = cls(name, load, config, metrics, features)
+        engine = cls(name, load, config, metrics, features, blank)
         stamp = folder_stamp(Path(load.path)) if restarts is not None else ""
-        await engine._begin()
+        await engine._begin(blank)
         engine._watching = asyncio.ensure_future(engine._watch(restarts, stamp))
         return engine
 
@@ -160,11 +165,12 @@ class EngineClient:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._run.close()
 
-    async def _begin(self) -> None:
+    async def _begin(self, blank: BlankProcess | None = None) -> None:
         """Start a process and load the engine; raises as ``start``, and OSError."""
         begin = time.monotonic()
-        start = EngineRun.start(self.name, self._load, self.windows, receive=self._receive, lost=self._lose)
-        self._run, self.limits = await start
+        self._run, self.limits = await EngineRun.start(
+            self.name, self._load, self.windows, blank=blank, receive=self._receive, lost=self._lose
+        )
         self._load_seconds = time.monotonic() - begin
 
     async def _watch(self, policy: RestartPolicy | None, stamp: str) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from ingot.errors import EngineError
+from ingot.serve.engine_calls.blank_process import BlankProcess
 from ingot.serve.engine_calls.process_protocol import (
     Failed,
     FrameError,
@@ -29,11 +25,6 @@ from ingot.serve.engine_calls.process_protocol import (
 )
 from ingot.serve.engine_calls.speech_windows import Windows
 
-_BOOT = (
-    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
-    "from ingot.serve.engine_calls.engine_process import main; sys.exit(main(given['socket']))"
-)
-_ROOT = str(Path(__file__).parents[3])
 _END_SECONDS = 5.0  # for a process to end by itself
 _CHECK_SECONDS = 0.05
 
@@ -61,31 +52,21 @@ class EngineRun(asyncio.Protocol):
         load: LoadEngine,
         windows: Windows | None = None,
         *,
+        blank: BlankProcess | None = None,
         receive: Callable[[StepNews], None],
         lost: Callable[[str], None],
     ) -> tuple[EngineRun, Ready]:
-        """Start a process and wait until the engine is loaded; a cancelled start ends the process.
+        """Start a process, or take a ``blank`` one that has ``windows``, and wait until the engine is loaded;
+        a cancelled start ends the process.
 
         Raises:
             EngineError, OutOfMemoryError: the engine could not be loaded.
             OSError: no process could be started.
         """
         run = cls(name, receive, lost)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
-            settings = json.dumps({"socket": theirs.fileno(), "path": path})
-            try:
-                run._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, settings],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # what libraries print is not data
-                    pass_fds=[theirs.fileno(), *([windows.descriptor] if windows else [])],
-                    start_new_session=True,  # Ctrl-C is the server's, which ends its engines
-                )
-            except OSError:
-                ours.close()
-                raise
+        if blank is None:
+            blank = BlankProcess(None if windows is None else windows.descriptor)
+        run._process, ours = blank.take()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: run, sock=ours)
             run.send(msgspec.structs.replace(load, features=windows and windows.handle))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,24 +14,23 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from ingot.serve.engine_calls.blank_process import shared_memory
+
 _BYTES = 4  # of a float32
 
 
 class Windows:
     """The server's side. A slot that is given back may be overwritten: the engine copies a slot when a
-    message names it, and of two messages that name a slot the first is of a cancelled request.
+    message names it, and of two messages that name a slot the first is of a cancelled request. A given
+    ``descriptor`` is closed with this, too.
 
     Attributes:
         descriptor: of the memory: a file without a name, with as many slots as were ever taken at once.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], descriptor: int | None = None) -> None:
         self.shape = shape
-        if hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("ingot-windows")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.descriptor = os.dup(file.fileno())
+        self.descriptor = shared_memory() if descriptor is None else descriptor
         self._free: list[int] = []
         self._made = 0
         weakref.finalize(self, os.close, self.descriptor)
