@@ -10,6 +10,7 @@ A value is what one ``parametrize`` gives, several names together included.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -54,11 +55,21 @@ def values_of(item: pytest.Function) -> dict[str, str]:
 
 
 def covering(cases: Sequence[dict[str, str]], strength: int) -> set[int]:
-    """Places of cases that have every ``strength`` values which any case has together; few, not fewest."""
+    """Places of cases that have every ``strength`` values which any case has together; few, not fewest. Of
+    equally good cases that whose values were taken least, so that short lists take turns.
+    """
+    taken: Counter[tuple[str, str]] = Counter()
     values = [set(combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
     missing, kept = set().union(*values), set()
     while missing:
-        best = max(range(len(cases)), key=lambda place: len(values[place] & missing))
+        best = max(
+            range(len(cases)),
+            key=lambda place: (
+                len(values[place] & missing),
+                -sum(taken[one] for one in cases[place].items()),
+            ),
+        )
+        taken.update(cases[best].items())
         missing -= values[best]
         kept.add(best)
     return kept

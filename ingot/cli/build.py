@@ -24,7 +24,7 @@ from ingot.cli.options.flags import (
 )
 from ingot.cli.options.prove_flags import ProveFlags
 from ingot.cli.options.quant_flags import RARE_QUANT, QuantFlags
-from ingot.cli.terminal.console import size_text, stderr, stdout
+from ingot.cli.terminal.console import print_lines, size_text, stderr, stdout
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import bar_shown, parts_shown
@@ -148,9 +148,9 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
         stderr().print(f"note: {cache} ({size_text(cache.stat().st_size)}) {what}", markup=False)
     calibration = Manifest.read(path).calibration
     for site, ranges in [] if calibration is None else calibration.range_lines:
-        stdout().print(f"  ranges of {site}: {ranges}", markup=False)
+        print_lines([f"  ranges of {site}: {ranges}"])
     proof = read_proof(path)
     if proof is not None and proof.claims.source is not None and proof.claims.source.errors:
-        stdout().print(f"  weight error: {errors_text(proof.claims.source.errors)}", markup=False)
+        print_lines([f"  weight error: {errors_text(proof.claims.source.errors)}"])
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")

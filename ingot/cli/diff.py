@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.options.flags import AsJson, option
-from ingot.cli.terminal.console import print_json, stdout
+from ingot.cli.terminal.console import print_json, print_lines, stdout
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def _show(found: Comparison, every: bool) -> None:
 def _section(title: str, lines: Sequence[str], count: int | None = None) -> None:
     if lines:
         stdout().print(f"{title}: {len(lines) if count is None else count} differ", style="bold")
-    for line in lines:
-        stdout().print(f"  {line}", markup=False)
+    print_lines(f"  {line}" for line in lines)
 
 
 def _field_line(change: FieldChange) -> str:

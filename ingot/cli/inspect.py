@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ingot.cli.opening import local_folder
 from ingot.cli.options.flags import AsJson, EnginePath, option
-from ingot.cli.terminal.console import print_facts, print_json, print_table, size_text, stdout
+from ingot.cli.terminal.console import print_facts, print_json, print_rows, print_table, size_text, stdout
 from ingot.cli.terminal.metric_text import metric_line
 
 if TYPE_CHECKING:
@@ -42,17 +42,15 @@ def inspect(
     stdout().print(f"{found.kind} {found.path}", style="bold", markup=False)
     print_facts(_facts(found, params), 14)
     if tensors:
-        width = max(map(len, found.tensors), default=0)
-        for name, tensor in found.tensors.items():
-            shape = "x".join(map(str, tensor.shape))
-            line = f"  {name:<{width}}  {tensor.dtype:<8} {shape:<16} {tensor.sha256 or ''}"
-            stdout().print(line.rstrip(), markup=False)
+        shapes = {name: "x".join(map(str, tensor.shape)) for name, tensor in found.tensors.items()}
+        rows = [(name, t.dtype, shapes[name], t.sha256 or "") for name, t in found.tensors.items()]
+        print_rows(rows)
         errors = {} if found.proof is None else found.proof.errors
         if errors:
             from ingot.measure.side.text_table import Table
 
-            rows = tuple((name, percent(error)) for name, error in errors.items())
-            print_table(Table("error of the weights in fewer bits", ("layer", "relative error"), rows))
+            shares = tuple((name, percent(error)) for name, error in errors.items())
+            print_table(Table("error of the weights in fewer bits", ("layer", "relative error"), shares))
 
 
 def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:

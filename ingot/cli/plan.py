@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.options.flags import HALF_DTYPES, RARELY, AsJson, Revision, field_flags, given_of, option
 from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
-from ingot.cli.terminal.console import aligned, print_json, size_text, stdout
+from ingot.cli.terminal.console import print_json, print_lines, print_rows, size_text, stdout
 from ingot.cli.terminal.field_flags import flags_text
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.quantization.scheme_table import narrow_schemes
@@ -131,30 +131,29 @@ def _show(bill: Ledger, options: list[Fix], host: HostBytes) -> None:
     head += "" if scheme == "none" else f", {scheme}"
     stdout().print(head, style="bold", markup=False)
     limits = f"{setting.max_batch_size} requests per step, {setting.max_seq_len} tokens per request"
-    typer.echo(
-        f"{limits}, KV cache {size_text(setting.block_bytes / setting.runtime.block_size)} per token\n"
-    )
+    cache = size_text(setting.block_bytes / setting.runtime.block_size)
+    print_lines([f"{limits}, KV cache {cache} per token", ""])
     kind, rows = "", []
     for item in bill.items:
         if item.bytes or item.note:
             name = "" if item.kind == kind else item.kind
             rows.append((name, item.name, size_text(item.bytes), item.note))
             kind = item.kind
-    _table([*rows, ("needed", "", size_text(bill.needed), "")], right=(2,))
+    print_rows([*rows, ("needed", "", size_text(bill.needed), "")], right=(2,))
     typer.echo("")
-    typer.echo("\n".join(_verdict(bill)))
+    print_lines(_verdict(bill))
     if not options and bill.capacity is not None and not bill.fits:
         typer.echo("no change of limits makes it fit")
     if options:
         typer.echo("\nto make it fit, cheapest first:")
-        _table(
+        print_rows(
             [
                 (flags_text(f.changes), f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
                 for f in options
             ]
         )
     typer.echo("\nhost")
-    _table([(n, size_text(b), note) for n, b, note in host.rows()], right=(1,))
+    print_rows([(n, size_text(b), note) for n, b, note in host.rows()], right=(1,))
 
 
 def _verdict(bill: Ledger) -> Iterator[str]:
@@ -193,15 +192,10 @@ def _show_cards(setting: MemorySetting, card_rows: list[CardRow]) -> None:
     }
     for field, title in titles.items():
         share = f"memory_fraction {setting.runtime.memory_fraction:g}"
-        typer.echo(f"\n{title}, by actual memory of cards sold as {sold} GB, {share}")
+        print_lines(["", f"{title}, by actual memory of cards sold as {sold} GB, {share}"])
         rows = [
             (dtype, quant, *(str(getattr(found[card, dtype, quant], field) or "-") for card in cards))
             for dtype, quant in formats
         ]
         head = ("dtype", "quant", *map(gib_text, cards))
-        _table([head, *rows], right=range(2, len(head)))
-
-
-def _table(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
-    for line in aligned(rows, right):
-        stdout().print(f"  {line}".rstrip(), markup=False)
+        print_rows([head, *rows], range(2, len(head)), names=2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ingot.cli.opening import local_folder
 from ingot.cli.options.flags import AsJson, Checkpoint, option
-from ingot.cli.terminal.console import print_json, stderr, stdout
+from ingot.cli.terminal.console import print_json, print_lines, stderr
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def port(checkpoint: Checkpoint, output: Output = None, as_json: AsJson = False)
     if as_json:
         print_json(report.to_json() | {"open": points, "written": [str(path) for path in written]})
         return
-    for line in _lines(report, points):
-        stdout().print(line, markup=False)
+    print_lines(_lines(report, points))
     for path in written:
         stderr().print(f"wrote {path}", markup=False)
 

@@ -58,8 +58,11 @@ class JsonConfig:
 _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
-def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+def _json_fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("json", True)}
+
+
+_fields: Callable[[type], dict[str, dataclasses.Field[Any]]] = functools.cache(_json_fields)
 
 
 def _plain(value: Any) -> Any:
@@ -90,10 +93,19 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint)
 
 
+@functools.cache
+def _stays(hint: Any) -> bool:
+    """Whether values of a type are in Python what they are in JSON."""
+    nested = isinstance(hint, type) and issubclass(hint, JsonConfig)
+    return not nested and typing.get_origin(hint) is not tuple and all(map(_stays, typing.get_args(hint)))
+
+
 def _typed(hint: Any, value: Any) -> Any:
     """A value from JSON as the type that the field declares. One of another shape stays as it is:
     ``__post_init__`` refuses it.
     """
+    if _stays(hint) and not isinstance(value, dict):
+        return value
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [a for a in typing.get_args(hint) if a is not type(None)]

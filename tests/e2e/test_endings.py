@@ -138,6 +138,7 @@ def test_a_conversation_is_a_prompt_too(llm: LLM) -> None:
         llm.chat("Hello")
 
 
+@pytest.mark.slow
 def test_any_file_may_be_a_chat_template(tmp_path: Path) -> None:
     template = tmp_path / "mine.txt"
     template.write_text("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")

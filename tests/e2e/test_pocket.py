@@ -40,6 +40,7 @@ def test_it_remembers_a_name(llm: LLM) -> None:
     assert "Marta" in llm.chat(messages).text
 
 
+@pytest.mark.slow
 def test_held_out_items(llm: LLM) -> None:
     items = [json.loads(line) for line in (ROOT / "recipes" / "heldout.jsonl").read_text().splitlines()]
     chosen = [i for task in ("summary", "question", "sum") for i in _spread(items, task)]

@@ -133,6 +133,7 @@ def test_taps_may_close_in_any_order(llm: LLM) -> None:
     assert not runner.eager
 
 
+@pytest.mark.slow
 def test_abandoned_streams_do_not_block(make: Make) -> None:
     """As many as the batch holds are begun and held: a call from another thread still ends."""
     llm = make("llama", batch=4)

@@ -64,7 +64,7 @@ def assert_ended(found: Rows, expected: Rows, form: str, device: str) -> None:
         assert_rows(found, expected)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("form", "shape"), CASES)
@@ -101,7 +101,7 @@ def parts_of(sums: str, splits: int, rows: int, width: int, device: str) -> tupl
     return Int8Sums(exact, row_scales, weight_scales), wide
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("form", "shape"), [case for case in CASES if case[1] in SHAPES[1:6]])

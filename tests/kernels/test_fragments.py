@@ -65,7 +65,7 @@ def test_the_numbers_of_a_word() -> None:
     assert [centre(bits, dtype) for bits in (8, 4) for dtype in (tl.float16, tl.bfloat16)] == [128, 128, 0, 0]
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", FORMS)
@@ -92,7 +92,7 @@ def test_rows_of_one_sign(impl: Implementation, form: tuple[int, int, bool]) -> 
     assert ((parts.double().sum(0) - expected).norm() / expected.norm()) < 1e-4
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", FORMS)
@@ -104,6 +104,7 @@ def test_small_gate_up(
         check_gate_up(impl, dtype, form, rows, 96, chosen(tiles))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", FORMS)

@@ -38,7 +38,7 @@ def assert_heads(found: Int8Rows, attended: torch.Tensor, static: torch.Tensor |
     assert torch.equal(found.scales, expected.scales)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "merge"), PAGED)
@@ -82,6 +82,7 @@ def test_the_scales_of_many_requests(head_dim: int, dtype: torch.dtype) -> None:
     assert_heads(int8_heads(out, scales), attended, None)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)

@@ -55,6 +55,7 @@ def test_sums_are_exact(
     torch.testing.assert_close(sums.product(), int8_product(x, weight, torch.float32), rtol=0, atol=0)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("rows", "outputs", "width", "group"), [(65, 20, 96, 32), (130, 33, 320, 64), (70, 16, 240, 80)]

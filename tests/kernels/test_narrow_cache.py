@@ -50,7 +50,7 @@ def poisoned(like: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return torch.full(like.shape, 55, dtype=torch.int8, device=like.device).view(kind)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", rope.CASES)
@@ -101,7 +101,7 @@ def test_a_head_of_zeros_and_one_of_large_numbers(impl: Implementation, kind: to
         )
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", decode.CASES)
@@ -118,7 +118,7 @@ def test_decode_attention(impl: Implementation, kind: torch.dtype, dtype: torch.
     assert (out[1] == 0).all(), "a padding row is zeros"
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("batch", [1, 64, 256])
@@ -153,7 +153,7 @@ def test_shared_keys(device: str, kind: torch.dtype, name: str, variant: str) ->
     assert (out[1] == 0).all(), "a padding row is zeros"
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", prefill.CASES)
@@ -172,6 +172,7 @@ def test_prefill_attention(impl: Implementation, kind: torch.dtype, dtype: torch
     assert (out[19:21] == 0).all(), "a padding row is zeros"
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("size", [1e-3, 1e3])
@@ -199,7 +200,7 @@ def invariantly(impl: Implementation, case: NarrowCase) -> Callable[..., torch.T
     return lambda *arguments: op(*arguments, scales=case.scales)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", invariant.CASES)

@@ -22,7 +22,7 @@ HEADS = [(2, 2, 64), (3, 1, 96), (4, 2, 128)]  # heads, kv_heads, head_dim
 ORDER = OperandOrder()
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS)

@@ -45,7 +45,7 @@ def test_silu_mul(impl: Implementation, dtype: torch.dtype, hidden: int) -> None
     assert_near(inner.natural(), torch.nn.functional.silu(gate) * up, loosen=2)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)

@@ -26,7 +26,7 @@ def expected(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     return x.double() @ wide.double().T
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -43,6 +43,7 @@ def test_equal_to_float64(
         assert_near(y, expected(x, weight) + bias.double())
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("form", [(8, 0, False), (4, 0, True), (4, 128, True)])
 @pytest.mark.parametrize("splits", [2, 3, 64])

@@ -76,7 +76,7 @@ def expected64(q: torch.Tensor, case: PagedCase, window: int, softcap: float = 0
     return torch.cat(found)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
@@ -89,6 +89,7 @@ def test_parts_meet(impl: Implementation, dtype: torch.dtype, name: str, cap: fl
     assert_near(out[QUERIES[0] :], expected64(q, case, window, cap))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["mha", "wide_window", "gqa_7"])
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])

@@ -78,6 +78,7 @@ def expected_in_float64(arguments: list[Any], options: dict[str, Any]) -> tuple[
     return wide[:, :heads], keys, values
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
@@ -125,7 +126,7 @@ def test_wide_head_norms_round_after_the_weight(impl: Implementation, dtype: tor
     assert float((rounded == q).double().mean()) < 0.95, "rounding the weight shows"
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)

@@ -20,7 +20,7 @@ from tests.kernels.test_small_products import POSITIONS, QKV_CASES, SLOTS
 TILES = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", QKV_CASES)

@@ -68,7 +68,7 @@ def test_small_linear(
     assert_near(y, expected, loosen=2 if norm else 1)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "inner", "width"), [(1, 24, 96), (1, 7, 130), (3, 21, 40), (9, 16, 64)])
@@ -84,7 +84,7 @@ def test_small_gate_up(
     assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), [(2, 20, 64), (9, 37, 200), (33, 16, 72), (3, 5, 20)])
@@ -136,7 +136,7 @@ def qkv_arguments(case: str, dtype: torch.dtype, device: str, rows: int) -> tupl
     return product + place, {"logn_length": logn}
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5])

@@ -63,7 +63,7 @@ def check(out: torch.Tensor, q: torch.Tensor, case: PagedCase, queries: list[int
             assert float((attention64(*place, positions, scale, window) - expected).abs().max()) > 0.02
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
@@ -76,7 +76,7 @@ def test_decodes(impl: Implementation, dtype: torch.dtype, name: str) -> None:
     check(op(q, *place, q.shape[2] ** -0.5, max(LENGTHS), window, softcap=CAP), q, case, queries, window)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
@@ -88,7 +88,7 @@ def test_prompts(impl: Implementation, dtype: torch.dtype, name: str) -> None:
     check(op(q, *place, max(QUERIES), scale, window, softcap=CAP), q, case, QUERIES, window)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)

@@ -149,7 +149,7 @@ def check_qkv(
         assert_near(ours, theirs.double(), loosen=4)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -162,7 +162,7 @@ def test_small_linear(
     check_linear(impl, x, weight, NARROW, NARROW | {"SPLITS": 2, "BLOCK_T": 64})
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -174,7 +174,7 @@ def test_small_gate_up(
         check_gate_up(impl, dtype, form, rows, 42, NARROW | {"PREFETCH": prefetch, "PROGRAMS": 3})
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -184,6 +184,7 @@ def test_small_qkv(impl: Implementation, dtype: torch.dtype, form: tuple[int, in
         check_qkv(impl, dtype, form, case, rows, NARROW)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])

@@ -68,6 +68,7 @@ def standing(transcripts: Transcripts, requests: list[Request], device: str) -> 
     return TranscriptRows(*rows, torch.tensor(ids, device=device), places)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", [32, 64, 256])

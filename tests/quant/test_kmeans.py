@@ -64,6 +64,7 @@ def test_labels_are_those_of_looking_at_all(kind: str, count: int, clusters: int
     assert torch.equal(kmeans(x[None], y[None], clusters)[0], plain(x, y, clusters))
 
 
+@pytest.mark.slow
 def test_rounds_end_unfinished_too() -> None:
     """One of these starts still moves after a hundred rounds."""
     x, y = points("loud", 4096, seed=1)

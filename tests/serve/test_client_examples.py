@@ -125,6 +125,7 @@ async def aiohttp_replies() -> Any:
         await runner.cleanup()
 
 
+@pytest.mark.slow
 def test_function_calling(tool_server: Server, run: Any) -> None:
     out = run("function_calling.py", "--url", url_of(tool_server))
     call = re.match(r"add\((\{.*\})\) = (\d+)\n", out, re.S)

@@ -95,6 +95,7 @@ def test_openais_client(server: Server, llm: LLM) -> None:
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_more_inputs_than_the_queue_holds(server: Server) -> None:
     """LangChain sends a thousand at once: they run a batch after another, and others are let in between."""
     many = [[65 + i % 60, 1966] for i in range(700)]

@@ -93,6 +93,7 @@ def test_a_long_prompt_is_served_and_a_too_long_one_refused(server: Server) -> N
         assert f"maximum context length is {MAX_SEQ_LEN}" in error["message"]
 
 
+@pytest.mark.slow
 def test_short_requests_pass_long_ones(server: Server) -> None:
     """More long prompts than there are threads by default wait for the one process, which hangs."""
     body = chat("fire water " * 100_000)

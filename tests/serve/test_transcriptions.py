@@ -161,6 +161,7 @@ def test_what_is_read_before_changes_the_words(speech_server: Server, alone: Tra
     assert found["text"] != alone(samples, **options).text.strip()
 
 
+@pytest.mark.slow
 def test_a_prompt_for_every_window(speech_server: Server, alone: Transcriber) -> None:
     samples = encoded(noise(33.0))
     asked = {"language": "en", "prompt": "Ingot, kernels", "response_format": "verbose_json", **FAST}

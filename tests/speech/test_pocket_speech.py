@@ -122,6 +122,7 @@ def test_one_window_after_another(request: pytest.FixtureRequest, said: str, tra
         check([one.text for one in transcript.segments], spans(transcript), talk)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["en", "de"])
 def test_chunks_at_once(transcriber: Transcriber, briefs: list[Talk], place: int) -> None:
     talk = briefs[place]
@@ -142,6 +143,7 @@ def test_files_at_once_and_a_stream(
     assert "".join(segment.text for segment in transcriber.stream(talks[0].path)) == found[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["en", "de"])
 def test_words_are_within_a_tenth_of_a_second_of_their_sentence(
     transcriber: Transcriber, briefs: list[Talk], place: int
@@ -164,6 +166,7 @@ def test_german_becomes_english(transcriber: Transcriber, briefs: list[Talk]) ->
     assert np.abs(np.array(spans(transcript)) - briefs[1].times).max() <= NEAR
 
 
+@pytest.mark.slow
 def test_silence_says_nothing(transcriber: Transcriber) -> None:
     noise = np.random.default_rng(2).normal(0, 1e-3, 16000 * 40).astype(np.float32)
     for samples in (np.zeros(16000 * 5, np.float32), noise):

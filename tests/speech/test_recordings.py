@@ -55,6 +55,7 @@ def reported(
     return [(s.start, s.end, s.tokens, [(w.text, w.start, w.end) for w in s.words or []]) for s in segments]
 
 
+@pytest.mark.slow
 @pytest.mark.stays("False")
 @pytest.mark.parametrize("words", [False, True])
 def test_chunks_are_recordings_of_their_own(transcriber: Transcriber, words: bool) -> None:

@@ -58,6 +58,7 @@ def test_inspect_counts_the_languages(tmp_path: Path, vocabulary: int, languages
     assert f"languages     {languages}\n" in ingot("inspect", tmp_path).output
 
 
+@pytest.mark.slow
 def test_plan_counts_large_v3(tmp_path: Path) -> None:
     """64 windows at once: their keys and values are five times the weights, and do not fit into 24 GB."""
     config = tmp_path / "config.json"

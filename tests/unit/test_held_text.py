@@ -62,6 +62,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.stays("before thoughts", "in a call", "arguments before the name", "end tags")
 @pytest.mark.parametrize("feed", CASES.values(), ids=CASES)
 def test_the_work_grows_with_the_text_alone(feed: Feed) -> None:

@@ -94,11 +94,72 @@ def test_lines_go_on_below_on_a_screen_alone(
     monkeypatch.setenv("COLUMNS", "24")
     console.print_lines([line, ""])
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["  method: one step, run", "again and again with", line.split()[-1], ""]
+    assert lines == ["  method: one step, run", "  again and again with", f"  {line.split()[-1]}", ""]
     for odd in ("", "wide", "0", "-4"):
         monkeypatch.setenv("COLUMNS", odd)
         console.print_lines(["1 2"])
         assert capsys.readouterr().out == "1 2\n"
+
+
+def test_facts_go_on_below_themselves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = [("limits", "64 requests per step, 8192 tokens per request"), ("size", "12.3 MB"), ("", "")]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console.print_facts(facts, 8)
+    assert capsys.readouterr().out == f"  limits  {facts[0][1]}\n  size    12.3 MB\n          \n"
+    monkeypatch.setenv("COLUMNS", "33")
+    console.print_facts(facts, 8)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "  limits  64 requests per step,",
+        "          8192 tokens per request",
+        "  size    12.3 MB",
+        "",
+    ]
+
+
+ROWS = [
+    ("weights", "mlp", "5.9 MB", "fp16"),
+    ("", "norms", "6.7 kB", "fp16, w4a16"),
+    ("needed", "", "2.2 GB", ""),
+]
+
+
+def test_rows_go_on_below_themselves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    console.print_rows(ROWS, right=(2,))
+    wide = capsys.readouterr().out.splitlines()
+    assert wide[1:] == ["           norms  6.7 kB  fp16, w4a16", "  needed          2.2 GB"]
+    monkeypatch.setenv("COLUMNS", "37")
+    console.print_rows(ROWS, right=(2,))
+    assert capsys.readouterr().out.splitlines() == wide  # exactly as wide as the screen
+    monkeypatch.setenv("COLUMNS", "25")
+    console.print_rows(ROWS, right=(2,))
+    narrowed = [
+        "  weights  mlp  5.9 MB",
+        "    fp16",
+        "  norms  6.7 kB  fp16,",
+        "    w4a16",
+        "  needed  2.2 GB",
+    ]
+    assert capsys.readouterr().out.splitlines() == narrowed
+    console.print_rows([])
+    assert capsys.readouterr().out == ""
+
+
+def test_columns_with_names_go_on_below_with_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("dtype", "quant", "8GiB", "16GiB"), ("fp16", "none", "113", "265"), ("fp32", "none", "5", "9")]
+    monkeypatch.setenv("COLUMNS", "25")
+    console.print_rows(rows, range(2, 4), names=2)
+    assert capsys.readouterr().out.splitlines() == [
+        *("  dtype quant  8GiB", "  fp16 none     113", "  fp32 none       5"),
+        *("  dtype quant  16GiB", "  fp16 none      265", "  fp32 none        9"),
+    ]
 
 
 @pytest.mark.parametrize(

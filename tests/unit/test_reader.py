@@ -362,6 +362,7 @@ with open_checkpoint(Path(sys.argv[1])) as checkpoint:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.stays("save_safetensors-model-safetensors")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("save", "stem", "suffix"), LAYOUTS)

@@ -451,6 +451,7 @@ def test_random_traffic_runs_ahead() -> None:
     assert sum(t.runner.penalized for t in all_traffic) > 200
 
 
+@pytest.mark.slow
 def test_random_traffic_has_grammars_among_others() -> None:
     """The seeds together preempt requests whose tokens follow a grammar, and run ahead beside them."""
     all_traffic = [traffic(seed, True, True) for seed in SEEDS]

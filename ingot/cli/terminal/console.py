@@ -68,10 +68,14 @@ def json_text(value: Any) -> str:
 
 
 def print_facts(facts: Iterable[tuple[str, str]], width: int) -> None:
-    """Print a line per fact: its name, padded to ``width``, and its text."""
+    """Print a line per fact: its name, padded to ``width``, and its text. On a screen that is narrower the
+    text goes on below itself, at a space.
+    """
+    console, columns, margin = stdout(), _screen(), width + 2
     for name, value in facts:
-        stdout().print(f"  {name:<{width}}", style="cyan", end="")
-        stdout().print(value, markup=False)
+        lines = _wrapped(value, None if columns is None else max(columns - margin, _LEAST_SCREEN))
+        console.print(f"  {name:<{width}}", style="cyan", end="")
+        console.print(f"\n{' ' * margin}".join(lines), markup=False)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> Iterator[str]:
@@ -83,6 +87,29 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> Iterat
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def print_rows(rows: Sequence[Sequence[str]], right: Container[int] = (), names: int = 0) -> None:
+    """Print rows in columns, two spaces in. On a screen that is narrower each row goes on below itself; where
+    the first row has the columns' names, the columns do, after the first ``names`` of them again.
+    """
+    from ingot.measure.side.text_table import Table, narrow
+
+    lines, width = list(aligned(rows, right)), _screen()
+    if width is None or max(map(len, lines), default=0) + 2 <= width:
+        parts = [[line] for line in lines]
+    elif not names:
+        parts = [_wrapped("  ".join(filter(None, row)), max(width - 4, _LEAST_SCREEN)) for row in rows]
+    else:
+        head, *body = [(" ".join(row[:names]), *row[names:]) for row in rows]
+        tables = narrow(Table("", head, tuple(body)), width - 2)
+        parts = [
+            [line]
+            for table in tables
+            for line in aligned([table.columns, *table.rows], range(1, len(table.columns)))
+        ]
+    for part in parts:
+        stdout().print("  " + "\n    ".join(part), markup=False)
 
 
 def print_error(error: IngotError, takes: Collection[str] = ()) -> None:
@@ -150,8 +177,15 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print lines; on a screen that is narrower they go on below, at a space."""
     console, width = stdout(), _screen()
     for line in lines:
-        parts = [line] if width is None else wrap(line, width, break_long_words=False, break_on_hyphens=False)
-        console.print("\n".join(parts), markup=False)
+        console.print("\n".join(_wrapped(line, width)), markup=False)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """The text in lines of ``width`` columns, split at spaces; a longer word stays whole."""
+    if width is None or len(text) <= width:
+        return [text]
+    indent = text[: len(text) - len(text.lstrip())]
+    return wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _screen() -> int | None:

@@ -146,6 +146,7 @@ def test_a_running_engine_that_forgot_them(llama: Path, monkeypatch: pytest.Monk
     assert report.first_stage == "stop ids"
 
 
+@pytest.mark.slow
 def test_ends_of_the_chat_format_are_no_mistake(llama: Path, copied: Copied) -> None:
     chat = copied(llama, "tokenizer_config.json", chat_template=TEMPLATE)
     report = align(chat, chat, [IDS], steps=0, device="cpu")

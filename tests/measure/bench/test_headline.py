@@ -41,6 +41,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headline, "REQUESTS", 5)
 
 
+@pytest.mark.slow
 @pytest.mark.stays("w4a16", "rptq-w8a8")
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -74,6 +74,7 @@ def test_answers_that_end_early_are_reported() -> None:
     assert any("4 answers have other numbers of tokens" in doubt for doubt in record["doubts"])
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_sees_the_pace_within_five_percent() -> None:
     """The median gap of 16 streams, whose stub is in another process."""
     script = Path(__file__).parents[3] / "benchmarks" / "client_overhead.py"
@@ -101,6 +102,7 @@ def test_a_closed_loop_keeps_so_many_under_way() -> None:
     assert entry["seconds"] >= 3 * 0.05
 
 
+@pytest.mark.slow
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     (entry,) = measured(Stub(first_s=1.0), Point(rate=40.0), count=8, tokens=2)["results"]
     raws = entry["raw"]

@@ -443,6 +443,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = ("--max-prompt", 24, "--max-new", 6, "--sample", 3, "--repeats", 1, "--device", "cpu", "--no-png")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_hugging_face_alone_and_random_weights(checkpoint: Path, requests: Path, tmp_path: Path) -> None:
     config = checkpoint / "config.json"
