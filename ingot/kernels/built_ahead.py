@@ -6,6 +6,7 @@ with built_ahead():
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import json
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch.overrides import TorchFunctionMode
-from triton.runtime._async_compile import active_mode
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from ingot.kernels.kept_kernels import find_kernel_folder
+from ingot.kernels.triton_hooks import active_mode, hooks_missing
 
 _log = logging.getLogger(__name__)
 _FEW = 2  # kernels for which no process is worth its start
@@ -44,11 +46,15 @@ _ROOT = str(Path(__file__).parents[2])
 def without_launches() -> Iterator[None]:
     """Run none of the kernels that this thread launches on a GPU in the block; they are noted for the next
     ``built_ahead``. What they would have written is undefined, but integers, which may be indices, are zeros.
+    With a Triton that has no hook for this, launches run, and each builds its kernel: slower, once.
 
     Raises:
         DeviceError: no folder can hold built kernels.
     """
     find_kernel_folder()
+    if not can_note_launches():
+        yield
+        return
     with _ONE_BLOCK, _NOTED.instead_of_launches(), _ZeroIntegers():
         yield
 
@@ -63,6 +69,16 @@ def built_ahead() -> Iterator[None]:
     missing = _NOTED.take_missing()
     if len(missing) > _FEW and usable_cores() > 1:
         build_side_by_side(missing)
+
+
+@functools.cache
+def can_note_launches() -> bool:
+    """Whether this Triton has the hooks; where it has not, the first call says so."""
+    missing = hooks_missing()
+    if missing is None:
+        return True
+    _log.warning("Triton %s has no %s: kernels are built one after the other", triton.__version__, missing)
+    return False
 
 
 def usable_cores() -> int:

@@ -17,14 +17,22 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 import triton.compiler
 from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ingot.kernels import build_worker
-from ingot.kernels.built_ahead import _Noted, build_side_by_side, built_ahead, without_launches
+from ingot.kernels import build_worker, triton_hooks
+from ingot.kernels.built_ahead import (
+    _Noted,
+    build_side_by_side,
+    built_ahead,
+    can_note_launches,
+    without_launches,
+)
+from ingot.kernels.triton_hooks import active_mode
 
 
 def _copy(x, y, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -323,3 +331,62 @@ def is_alive(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_this_triton_has_the_hooks() -> None:
+    """Where this fails after an update of Triton, starts build one kernel after the other: see what replaces
+    the part that is named, and ``triton_hooks``.
+    """
+    assert triton_hooks.hooks_missing() is None
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        (None, "_async_compile.active_mode"),
+        (SimpleNamespace(), "_async_compile.active_mode"),
+        (SimpleNamespace(active_mode=None), "_async_compile.active_mode"),
+        (SimpleNamespace(active_mode=active_mode), "AsyncCompileMode.submit"),
+        (
+            SimpleNamespace(
+                active_mode=active_mode,
+                AsyncCompileMode=SimpleNamespace(submit=lambda self, compile_fn: None),
+            ),
+            "AsyncCompileMode.submit",
+        ),
+    ],
+)
+def test_a_triton_without_hooks_launches_and_says_so(
+    module: Any,
+    missing: str,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kernels run in the block then, and none is handed over."""
+    monkeypatch.setattr(triton_hooks, "_mode", module)
+    can_note_launches.cache_clear()
+    try:
+        for size in range(4):
+            with built_ahead():
+                machine.launch(size)
+                assert machine.launched == list(range(size + 1))
+                assert torch.empty(3, dtype=torch.int64).fill_(5).tolist() == [5] * 3
+    finally:
+        can_note_launches.cache_clear()
+    assert machine.built == [0, 1, 2, 3]
+    assert not machine.handed_over
+    (line,) = [record.message for record in caplog.records]
+    assert missing in line
+    assert triton.__version__ in line
+    assert "one after the other" in line
+
+
+def test_a_launch_without_warmup_is_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JITFunction, "run", lambda self, *args, grid: None)
+    assert "warmup" in str(triton_hooks.hooks_missing())
+
+
+def test_no_module_of_triton_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, triton_hooks._MODULE, None)
+    assert triton_hooks._found_mode() is None
