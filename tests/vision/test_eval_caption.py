@@ -102,7 +102,6 @@ def test_captions_of_a_folder_are_scored(
     assert reported[0]["ingot"]["scores"]["rougeL"] == 100.0
 
 
-@pytest.mark.slow
 def test_a_folder_without_captions_beside_another_engine(
     engine: Path, cut: Path, scenes: Path, tmp_path: Path
 ) -> None:
@@ -136,7 +135,6 @@ def manifest(folder: Path, scenes: Path, *captions: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_another_side_that_differs(
     engine: Path, cut: Path, scenes: Path, texts: list[str], tmp_path: Path
 ) -> None:
