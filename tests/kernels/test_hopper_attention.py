@@ -9,16 +9,20 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ingot.kernels.attention import hopper_attention as hopper
 from ingot.kernels.attention import prefill_attention as launcher
 from ingot.kernels.attention.int8_heads import int8_heads
 from ingot.kernels.attention.prefill_reference import NO_TILE
+from ingot.kernels.cache.cache_scales import CacheScales
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.tiles import prefill_tiles
 from ingot.kernels.tiles.prefill_tiles import HOPPER_TILES, LONG_CHUNK, candidate_tiles, default_tiles
 from ingot.layers.forward_batch import LayerCache
 from tests.kernels.compile_cases import empty
+from tests.kernels.compile_hopper_cases import attention as hopper_case
 from tests.kernels.flat_calls import prefill_attention, prefill_attention_triton
 from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import assert_near, normal
@@ -62,7 +66,9 @@ def made(
 
 
 def attend(case: PagedCase, q: torch.Tensor, window: int = 0, softcap: float = 0.0, **options: Any) -> Any:
-    place = (case.key_cache, case.value_cache, case.block_tables, starts(QUERIES, "cuda"), case.seq_lens)
+    begins = options.pop("begins", None)
+    begins = starts(QUERIES, "cuda") if begins is None else begins
+    place = (case.key_cache, case.value_cache, case.block_tables, begins, case.seq_lens)
     options = {"softcap": softcap, "scales": getattr(case, "scales", None), **options}
     options.setdefault("out", torch.full_like(q, math.nan))
     return prefill_attention(q, *place, max(QUERIES), q.shape[2] ** -0.5, window, **options)
@@ -173,9 +179,9 @@ class TestOnHopper:
     def test_replayed_in_a_graph(self) -> None:
         case, q = made(BRAIN)
         eager, out = attend(case, q), torch.full_like(q, math.nan)
-        graph = torch.cuda.CUDAGraph()
+        begins, graph = starts(QUERIES, "cuda"), torch.cuda.CUDAGraph()  # no copy from the host in a graph
         with torch.cuda.graph(graph):
-            attend(case, q, out=out)
+            attend(case, q, out=out, begins=begins)
         for _ in range(3):
             out.fill_(math.nan)
             graph.replay()
@@ -258,6 +264,68 @@ def test_blocks_are_copied_by_rows() -> None:
         assert (keys.shape, keys.strides) == ([10 * 3 * block_size, 128], [128, 1])
         assert keys.block_shape == [rows, 64]
         assert scales is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block_size", [32, 256])
+def test_descriptors_are_those_of_the_tensors(kind: str, block_size: int) -> None:
+    """A descriptor that is kept says what one that is made of the tensor itself says."""
+    narrow, rows, tokens = KINDS[kind] is not None, min(block_size, 128), 3 * 2 * block_size
+    dtype = KINDS[kind] or HALF
+    keys, values = (torch.zeros(3, 2, block_size, 128, dtype=dtype) for _ in range(2))
+    scales = CacheScales(*(torch.zeros(3, 2, block_size) for _ in range(2))) if narrow else None
+    found = hopper.cache_descriptors(PagedCache(keys, values, scales))
+    layout = gl.NVMMASharedLayout(128, 8 if narrow else 16, 2)
+    flat, box = gl.NVMMASharedLayout(0, 32, 2), [rows, 128 if narrow else 64]
+    wanted: list[Any] = [TensorDescriptor(t, [tokens, 128], [128, 1], box, layout) for t in (keys, values)]
+    if scales is not None:
+        whole = ([tokens // rows, rows], [rows, 1], [1, rows], flat)
+        wanted += [TensorDescriptor(t, *whole) for t in (scales.keys, scales.values)]
+    for one, other in zip(found, [*wanted, None, None], strict=False):
+        assert (one is None) == (other is None)
+        if other is not None:
+            assert (one.base.data_ptr(), one.base.dtype) == (other.base.data_ptr(), other.base.dtype)
+            for name in ("shape", "strides", "block_shape", "layout", "padding"):
+                assert getattr(one, name) == getattr(other, name)
+
+
+def test_descriptors_are_made_once() -> None:
+    """Each layer's is made in the first step alone, by its place, dtype and sizes; it keeps no memory."""
+
+    def cache(shape: tuple[int, ...] = (4, 2, 64, 128), dtype: torch.dtype = HALF) -> PagedCache:
+        return PagedCache(*(torch.zeros(shape, dtype=dtype) for _ in range(2)))
+
+    one, other = cache(), cache()
+    keys, values, *_ = hopper.cache_descriptors(one)
+    again = hopper.cache_descriptors(PagedCache(one.keys, one.values))
+    assert again[0] is keys
+    assert again[1] is values
+    assert hopper.cache_descriptors(other)[0].base.data_ptr() == other.keys.data_ptr()
+    seen = hopper.cache_descriptors(PagedCache(one.keys.view(BRAIN), one.values.view(BRAIN)))[0]
+    assert (seen.base.dtype, keys.base.dtype) == (BRAIN, HALF)
+    assert hopper.cache_descriptors(PagedCache(one.keys[:2], one.values[:2]))[0].shape == [2 * 2 * 64, 128]
+    assert not isinstance(keys.base, torch.Tensor)
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [(None, 1 << 16), (torch.int8, 1 << 17)])
+def test_constants_of_a_launch(
+    kind: torch.dtype | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made once for launches that agree, and follow the cache's dtype and the window."""
+    shapes: list[Any] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **options: shapes.append(options["SHAPE"])
+
+    monkeypatch.setattr(hopper, "hopper_attention_kernel", Kernel())
+    monkeypatch.setattr(hopper, "multiprocessors", lambda _: 132)
+    for window in (0, 0, 100):
+        hopper_case(BRAIN, 32, 8, kind=kind, window=window)
+    assert shapes[0] is shapes[1]
+    assert (tokens, 4, 8) == (shapes[0].CACHED_TOKENS, shapes[0].GROUP, shapes[0].KV_HEADS)
+    assert (shapes[0].HAS_WINDOW, shapes[2].HAS_WINDOW) == (False, True)
+    assert (gl.bfloat16, gl.bfloat16 if kind is None else gl.int8) == (shapes[0].DTYPE, shapes[0].CACHE_DTYPE)
 
 
 def test_tiles_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

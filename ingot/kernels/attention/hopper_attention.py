@@ -8,7 +8,8 @@ shared memory, ahead of two warp groups with 64 queries each. Keys in 8 bits pas
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -36,6 +37,7 @@ MOST_REQUESTS = (32, 128)
 MOST_LISTED = 512  # entries of a list of tiles: a captured step has fewer
 LEAST_BLOCK = 16  # tokens of a block; in 8 bits twice as many: copies of scales end at multiples of 128 bytes
 CACHED_BYTES = 1 << 25
+MOST_DESCRIPTORS = 1 << 10  # kept: of keys and values of many layers, and of some places of queries
 _GL_TYPES = {
     torch.float16: gl.float16,
     torch.bfloat16: gl.bfloat16,
@@ -177,9 +179,33 @@ def serves(q: torch.Tensor, cache: PagedCache, requests: int) -> bool:
     return whole and not any(place % 16 for place in (q.data_ptr(), 2 * q.stride(0), keys.data_ptr()))
 
 
-def _descriptor(tensor: torch.Tensor, shape: list[int], stride: int, box: list[int], swizzle: int) -> Any:
-    layout = gl.NVMMASharedLayout(swizzle, tensor.element_size() * 8, 2)
-    return TensorDescriptor(tensor, shape, [stride, 1], box, layout)
+class _Place(NamedTuple):
+    """Where a descriptor's values begin, as a tensor says it; keeps no memory."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+
+@cache
+def _layout(swizzle: int, bits: int) -> Any:
+    return gl.NVMMASharedLayout(swizzle, bits, 2)
+
+
+@lru_cache(maxsize=MOST_DESCRIPTORS)
+def _made(place: _Place, rows: int, columns: int, stride: int, box: tuple[int, int], swizzle: int) -> Any:
+    layout = _layout(swizzle, place.dtype.itemsize * 8)
+    return TensorDescriptor(place, [rows, columns], [stride, 1], list(box), layout)
+
+
+def _descriptor(
+    tensor: torch.Tensor, rows: int, columns: int, stride: int, box: tuple[int, int], swizzle: int
+) -> Any:
+    """A step's layers and the steps after it read the same places: each descriptor is made once."""
+    return _made(_Place(tensor.data_ptr(), tensor.dtype), rows, columns, stride, box, swizzle)
 
 
 def cache_descriptors(cache: PagedCache) -> list[Any]:
@@ -187,14 +213,44 @@ def cache_descriptors(cache: PagedCache) -> list[Any]:
     blocks, heads, size, head_dim = cache.keys.shape
     tokens, rows = blocks * heads * size, min(size, BLOCK_N)
     narrow = cache.scales is not None
-    box, swizzle = ([rows, head_dim], head_dim) if narrow else ([rows, 64], 128)
-    found = [_descriptor(t, [tokens, head_dim], head_dim, box, swizzle) for t in (cache.keys, cache.values)]
+    box, swizzle = ((rows, head_dim), head_dim) if narrow else ((rows, 64), 128)
+    found = [_descriptor(t, tokens, head_dim, head_dim, box, swizzle) for t in (cache.keys, cache.values)]
     if cache.scales is None:
         return [*found, None, None]
-    return [
-        *found,
-        *(_descriptor(t, [tokens // rows, rows], rows, [1, rows], 0) for t in cache.scales.tensors),
-    ]
+    scales = cache.scales.tensors
+    return [*found, *(_descriptor(t, tokens // rows, rows, rows, (1, rows), 0) for t in scales)]
+
+
+@lru_cache(maxsize=MOST_DESCRIPTORS)
+def _shape(
+    group: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    has_window: bool,
+    cap: float,
+    most_requests: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+) -> HopperShape:
+    """The constants of a launch; made once, as its parts are slow to make."""
+    return HopperShape(
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        HAS_WINDOW=has_window,
+        CAP=cap,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        STAGES=STAGES,
+        MOST_REQUESTS=most_requests,
+        MOST_LISTED=MOST_LISTED,
+        NO_TILE=NO_TILE,
+        CACHED_TOKENS=CACHED_BYTES // (2 * head_dim * cache_dtype.itemsize),
+        DTYPE=_GL_TYPES[dtype],
+        CACHE_DTYPE=_GL_TYPES[cache_dtype],
+    )
 
 
 def hopper_attention(
@@ -219,25 +275,13 @@ def hopper_attention(
     if arrivals is None or arrivals.numel() < 2:
         arrivals = torch.zeros(2, dtype=torch.int32, device=q.device)
     factor, cap = score_factors(scoring.scale, scoring.softcap)
-    shape = HopperShape(
-        GROUP=num_heads // cache.num_kv_heads,
-        KV_HEADS=cache.num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=cache.block_size,
-        HAS_WINDOW=scoring.window > 0,
-        CAP=cap,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        STAGES=STAGES,
-        MOST_REQUESTS=next(most for most in MOST_REQUESTS if listed or most >= requests),
-        MOST_LISTED=MOST_LISTED,
-        NO_TILE=NO_TILE,
-        CACHED_TOKENS=CACHED_BYTES // (2 * head_dim * cache.keys.element_size()),
-        DTYPE=_GL_TYPES[q.dtype],
-        CACHE_DTYPE=_GL_TYPES[cache.keys.dtype],
+    shape = _shape(
+        *(num_heads // cache.num_kv_heads, cache.num_kv_heads, head_dim, cache.block_size),
+        *(scoring.window > 0, cap, next(most for most in MOST_REQUESTS if listed or most >= requests)),
+        *(q.dtype, cache.keys.dtype),
     )
     hopper_attention_kernel[(min(num_heads * entries, multiprocessors(q.device)),)](
-        _descriptor(q, [num_tokens, num_heads * head_dim], q.stride(0), [64, 64], 128),
+        _descriptor(q, num_tokens, num_heads * head_dim, q.stride(0), (64, 64), 128),
         *cache_descriptors(cache),
         *(q, block_tables, query_start, seq_lens, None if listed is None else listed.tiles, arrivals),
         *(out, *end_pointers(out_scales), num_heads, requests, entries, block_tables.stride(0)),
