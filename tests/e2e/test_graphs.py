@@ -222,6 +222,9 @@ def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     decodes.buckets, prompts.buckets = batch_buckets(4), request_buckets(64)
     for graphs in (decodes, prompts):
         monkeypatch.setattr(graphs, "_capture", lambda *bucket: captured.append(bucket))
+    monkeypatch.setattr(
+        decodes, "warm_up", lambda size, kinds: captured.extend((size, kind) for kind in kinds)
+    )
     monkeypatch.setattr(decodes, "launch_all", lambda sizes, kinds: launched.append([*sizes, *kinds]))
     monkeypatch.setattr(prompts, "launch_all", lambda *most: launched.append([*most]))
     layered = SimpleNamespace(
@@ -229,10 +232,35 @@ def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     )
     runner = SimpleNamespace(graphs=decodes, prompts=prompts, layered=layered, _tokens=70)
     Runner.warm_up(runner, [1, 3], ["greedy", "filtered"])  # type: ignore[arg-type]
-    decoding = [(bucket, KINDS[kind]) for bucket in (1, 4) for kind in ("greedy", "filtered")]
+    decoding = [(size, kind) for size in (1, 3) for kind in ("greedy", "filtered")]
     prompted = [(tokens, most) for tokens in (16, 32, 64, 128) for most in (1, 8)]
     assert captured == [*decoding, *prompted, "layers"]
     assert launched == [[1, 3, "greedy", "filtered"], [3, 70], ["layers"]]
+
+
+@pytest.mark.parametrize("count", range(1, len(DRAW_KINDS) + 1))
+def test_kinds_share_a_capture_of_the_model(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the first, whose steps are the most; and where only one is left it has a graph of its own."""
+    calls: list[object] = []
+    graphs = DecodeGraphs.__new__(DecodeGraphs)
+    graphs.buckets, graphs._captured = batch_buckets(4), {}
+
+    def capture(bucket: int, kind: Any) -> None:
+        if (bucket, kind) not in graphs._captured:
+            calls.append(kind)
+            graphs._captured[bucket, kind] = SimpleNamespace()  # type: ignore[assignment]
+
+    def share(bucket: int, kinds: list[Any]) -> None:
+        calls.append(kinds)
+        graphs._captured |= {(bucket, kind): SimpleNamespace() for kind in kinds}  # type: ignore[misc]
+
+    monkeypatch.setattr(graphs, "_capture", capture)
+    monkeypatch.setattr(graphs, "_capture_sharing", share)
+    kinds = [KINDS[kind] for kind in DRAW_KINDS[:count]]
+    for _ in range(2):
+        graphs.warm_up(3, DRAW_KINDS[:count])
+        assert calls == [kinds[0], *([kinds[1:]] if count > 2 else kinds[1:])]
+    assert graphs._captured.keys() == {(4, kind) for kind in kinds}
 
 
 def test_unknown_kinds_are_named(folders: dict[str, Path]) -> None:
@@ -362,3 +390,22 @@ def test_the_least_general_kind_that_does_all_rows(values: list[dict[str, Any]],
     for name in ("any_rules", "any_masks", "any_logprobs", "any_top_p"):
         assert getattr(flags, name) >= getattr(wanted, name)
     assert flags.all_greedy <= wanted.all_greedy
+
+
+@pytest.mark.gpu
+def test_kinds_that_share_a_capture_draw_as_graphs_of_their_own(folders: dict[str, Path]) -> None:
+    """A warm-up shares captures of the model, requests capture whole steps."""
+    found = []
+    for warm in (True, False):
+        llm = LLM(folders["llama"], "cuda", compute_dtype="fp16", max_batch_size=4, max_seq_len=64)
+        if warm:
+            llm.warm_up()
+        params = SamplingParams(max_new_tokens=6, ignore_eos=True, seed=3)
+        changes: list[dict[str, Any]] = [
+            {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5},
+            {"temperature": 1.0, "repetition_penalty": 1.2}, {"temperature": 0.0, "logprobs": 3},
+        ]  # fmt: skip
+        for change in changes:
+            outputs = llm.generate([[5, 6], [7], [8, 9, 10]], params.replace(**change))
+            found.append([(one.token_ids, str(one.logprobs)) for one in outputs])
+    assert found[: len(found) // 2] == found[len(found) // 2 :]

@@ -44,11 +44,18 @@ class Recorder:
         (graph,), output = self.record_parts(lambda cut: run())
         return graph, output
 
+    def record_start(self, run: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
+        """``record``, for a graph that is not replayed but begins others: ``add_child`` puts it into them.
+        What ``run`` returned is theirs to read; hold on to it until the last of them is captured.
+        """
+        (graph,), output = self.record_parts(lambda cut: run(), keep=True)
+        return graph, output
+
     def record_parts(
-        self, run: Callable[[Callable[[], None]], Output]
+        self, run: Callable[[Callable[[], None]], Output], *, keep: bool = False
     ) -> tuple[list[torch.cuda.CUDAGraph], Output]:
         """``record``, where ``run`` calls its argument to end a graph and begin the next one; they are
-        replayed in order, and none of the family between them.
+        replayed in order, and none of the family between them. ``keep``: leave them as ``add_child`` needs.
 
         ``torch.cuda.graph`` would collect garbage first, and empty the allocator's cache each time.
         """
@@ -56,7 +63,7 @@ class Recorder:
         graphs: list[torch.cuda.CUDAGraph] = []
 
         def begin() -> None:
-            graphs.append(torch.cuda.CUDAGraph())
+            graphs.append(torch.cuda.CUDAGraph(keep_graph=keep))
             graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
         def cut() -> None:
