@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from ingot.checkpoint.checkpoint_files import CONFIG, list_files
+from ingot.checkpoint.checkpoint_files import CONFIG, has_tokenizer, list_files, small_files
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.checkpoint_writer import INDEX, write_tensors
-from ingot.checkpoint.hub import has_tokenizer, resolve_checkpoint, small_files
+from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.weight_delta import added_rows, check_pair, merged_tensors, tensor_names
 from ingot.engine.staging import FolderKind, new_parents, staged_folder
 from ingot.errors import BuildError

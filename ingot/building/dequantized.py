@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 
 from ingot.building.source.quantized_check import plain_weight
-from ingot.checkpoint.checkpoint_files import CONFIG, list_files, read_json
+from ingot.checkpoint.checkpoint_files import CONFIG, list_files, read_json, small_files
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.checkpoint_writer import write_tensors
-from ingot.checkpoint.hub import small_files
 from ingot.checkpoint.name_rules import Concat, SplitRule, Transpose
 from ingot.checkpoint.packed_config import PACKED_CONFIGS, PACKED_KEYS
 from ingot.checkpoint.weight_map import MappedTensor

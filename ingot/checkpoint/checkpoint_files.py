@@ -1,9 +1,9 @@
-"""Which files of a folder hold the weights, and which of its links may be followed."""
+"""Which files of a folder hold the weights and the text side, and which of its links may be followed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ EXPECTED = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json with its shards",
 )
+_SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")
+_SMALL_NAMES = ("merges.txt", "vocab.txt", f"{TEMPLATES}/tool_use.jinja")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.bpe")
 _SHARD = re.compile(r"-\d+-of-\d+\.(safetensors|bin)$")
 
 
@@ -145,3 +148,12 @@ def _named(folder: Path, names: Collection[str], single: str, index: str) -> Lay
             fix="download the missing files into the folder",
         )
     return Layout(files, dict(weight_map))
+
+
+def small_files(names: Iterable[str]) -> list[str]:
+    """The configs and tokenizer files at the top of a repository, and the chat template for tools."""
+    return [n for n in names if ("/" not in n and n.endswith(_SMALL_SUFFIXES)) or n in _SMALL_NAMES]
+
+
+def has_tokenizer(names: Iterable[str]) -> bool:
+    return any(name in _TOKENIZERS or name.endswith(".tiktoken") for name in names)

@@ -95,7 +95,7 @@ def test_a_reader_that_has_gone_and_a_signal() -> None:
 
 
 def test_variables_that_are_read_at_imports_are_read_again() -> None:
-    code = "import huggingface_hub.constants as c, ingot.checkpoint.hub; print(c.HF_HUB_CACHE)"
+    code = "import huggingface_hub.constants as c, ingot.checkpoint.hub_repos; print(c.HF_HUB_CACHE)"
     assert python(code, env=os.environ | {"HF_HUB_CACHE": "/elsewhere"}).stdout == "/elsewhere\n"
 
 

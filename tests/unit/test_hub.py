@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ingot.checkpoint.hub import resolve_checkpoint, small_files
+import ingot
+from ingot.checkpoint.checkpoint_files import small_files
+from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.errors import CheckpointError
 from tests.forked import MAY_FORK
 
@@ -391,8 +394,8 @@ def test_gguf_files_that_a_repository_lacks(
             names = [*(name for name in GGUF if name != Q4_2), "../m-Q6_K.gguf"]
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
 
-    monkeypatch.setattr("ingot.checkpoint.hub.HfApi", Api)
-    monkeypatch.setattr("ingot.checkpoint.hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("ingot.checkpoint.hub_repos.HfApi", Api)
+    monkeypatch.setattr("ingot.checkpoint.hub_repos.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(CheckpointError, match=words):
         resolve_checkpoint(name, cache_dir=tmp_path)
 
@@ -406,3 +409,11 @@ def test_a_path_of_a_gguf_file_is_not_sought_on_the_hub(
         resolve_checkpoint("org/name/m.gguf")
     with pytest.raises(CheckpointError, match="no such file"):
         resolve_checkpoint(Path("other/name/m.gguf"))
+
+
+def test_a_local_folder_needs_no_library_of_the_hub() -> None:
+    """Which takes a tenth of a second of every start: the module with it is imported in functions alone."""
+    imports = re.compile(r"^(?:from|import) .*\b(huggingface_hub|hub_repos)\b", re.MULTILINE)
+    package = Path(ingot.__file__).parent
+    found = {path.name: imports.findall(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
+    assert {name: set(what) for name, what in found.items() if what} == {"hub_repos.py": {"huggingface_hub"}}

@@ -11,8 +11,7 @@ import pytest
 import transformers
 
 from ingot import build
-from ingot.checkpoint.checkpoint_files import list_files
-from ingot.checkpoint.hub import small_files
+from ingot.checkpoint.checkpoint_files import list_files, small_files
 from ingot.engine.engine_text import read_engine_text
 from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, RequestError, TokenizerError
