@@ -125,14 +125,18 @@ def _half_packed_weights() -> Iterator[None]:
 
 
 @pytest.fixture
-def cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU multiplies by kernels of ours; skips where they cannot be compiled."""
     from ingot.kernels.cpu.llvm_module import host_cpu
+    from ingot.memory import memory_sizes
 
     cpu = host_cpu()
     if cpu is None or not cpu.fma:
         pytest.skip("needs llvmlite, and PyTorch with GNU's OpenMP")
     monkeypatch.setattr("ingot.quant.schemes.in_panels.host_cpu", host_cpu)
+    memory_sizes._counted.cache_clear()  # it counts packed weights
+    yield
+    memory_sizes._counted.cache_clear()
 
 
 @pytest.fixture(scope="session")

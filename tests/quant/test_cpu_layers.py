@@ -107,10 +107,13 @@ def test_on_any_threads_a_step_has_the_same_bits(engine: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("engine", ["llama"], indirect=True)
-def test_a_tap_sees_every_module(engine: Path) -> None:
+def test_a_tap_sees_every_module(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(engine, "cpu")
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=0.0)
+    expected = llm.generate([PROMPT], params)[0].answers[0].token_ids
+    monkeypatch.setattr(CpuLayers, "normed", None)
     with llm.tap("layers.1.mlp.down_proj") as tap:
-        llm.generate([PROMPT], SamplingParams(max_new_tokens=3, ignore_eos=True))
+        assert llm.generate([PROMPT], params)[0].answers[0].token_ids == expected
     assert len(tap) > 0
 
 
