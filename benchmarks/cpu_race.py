@@ -1,6 +1,6 @@
 """A random Qwen2 of half a billion weights on a CPU: Ingot in each scheme, beside llama.cpp.
 
-Ingot's side needs nothing else. llama.cpp runs where ``--llama`` names a folder with node-llama-cpp
+Ingot's side needs nothing else; with ``ingot[cpu]`` it multiplies by kernels of its own. llama.cpp runs where ``--llama`` names a folder with node-llama-cpp
 (``npm i node-llama-cpp``, Node 20 or newer) and files of the same shape, qwen05_f16.gguf, qwen05_q8_0.gguf
 and qwen05_q4_0.gguf, which any tool that writes GGUF can make. Both sides
 take turns, ``--rounds`` times; each figure is the median of the rounds' minima. Every program has the machine
@@ -12,6 +12,7 @@ to itself only if you leave it to it.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -78,7 +79,8 @@ def run_ingot(scheme: str, tokens: int, threads: int) -> dict[str, list[float]]:
 
     torch.set_num_threads(threads)
     name, _, symmetric = scheme.partition(" ")
-    quant = QuantConfig(name, symmetric=True) if symmetric else QuantConfig(name)
+    head = "none" if name == "none" else "w8a16"  # llama.cpp's files quantize the tied head too
+    quant = QuantConfig(name, symmetric=True, head=head) if symmetric else QuantConfig(name, head=head)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(CONFIG))
@@ -141,6 +143,14 @@ def main() -> None:
     _report(sides, args)
 
 
+def _version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _report(sides: dict[str, list[dict[str, list[float]]]], args: argparse.Namespace) -> None:
     import torch
 
@@ -156,6 +166,7 @@ def _report(sides: dict[str, list[dict[str, list[float]]]], args: argparse.Names
         result = {
             "command": "python " + " ".join(sys.argv),
             "machine": machine(torch.device("cpu")),
+            "llvmlite": _version("llvmlite"),
             "threads": args.threads,
             "rounds": args.rounds,
             "prompt_tokens": len(PROMPT),
