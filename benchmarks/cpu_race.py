@@ -1,10 +1,10 @@
 """A random Qwen2 of half a billion weights on a CPU: Ingot in each scheme, beside llama.cpp.
 
-Ingot's side needs nothing else; with ``ingot[cpu]`` it multiplies by kernels of its own. llama.cpp runs where ``--llama`` names a folder with node-llama-cpp
-(``npm i node-llama-cpp``, Node 20 or newer) and files of the same shape, qwen05_f16.gguf, qwen05_q8_0.gguf
-and qwen05_q4_0.gguf, which any tool that writes GGUF can make. Both sides
-take turns, ``--rounds`` times; each figure is the median of the rounds' minima. Every program has the machine
-to itself only if you leave it to it.
+Ingot's side needs nothing else; with ``ingot[cpu]`` it multiplies by kernels of its own. llama.cpp runs where
+``--llama`` names a folder with node-llama-cpp (``npm i node-llama-cpp``, Node 20 or newer) and files of the
+same shape, qwen05_f16.gguf, qwen05_q8_0.gguf and qwen05_q4_0.gguf, which any tool that writes GGUF can make.
+Both sides take turns, ``--rounds`` times; each figure is the median of the rounds' minima. Every program has
+the machine to itself only if you leave it to it.
 
     python benchmarks/cpu_race.py --llama FOLDER --rounds 3 --json docs/results/cpu_race.json
 """
