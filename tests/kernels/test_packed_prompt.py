@@ -11,6 +11,7 @@ from ingot.errors import IngotError
 from ingot.kernels.product.packed import packed_prompt as packed_prompt_module
 from ingot.kernels.product.packed.packed_prompt import (
     packed_prompt,
+    prompt_loop_of,
     prompt_rows,
     takes_prompt,
     unpacks_prompts,
@@ -108,6 +109,49 @@ def test_rows_of_a_scheme(rows: int, wanted: str) -> None:
     assert called == [(wanted, False)]
     assert scheme.unpacks_prompts(tensors, 64)
     assert not InvariantWeightOnly(8).unpacks_prompts(tensors, 64)
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "chunks", "early", "unroll"),
+    [
+        ((8, 0, False), 256, 1, False, 1),
+        ((8, 0, False), 256, 2, True, 2),
+        ((8, 0, False), 256, 5, True, 1),
+        ((8, 0, False), 128, 2, False, 1),
+        ((8, 128, False), 256, 2, False, 1),
+        ((4, 0, False), 256, 16, False, 1),
+    ],
+)
+def test_no_words_beyond_the_next_tile(
+    form: tuple[int, int, bool], rows: int, chunks: int, early: bool, unroll: int
+) -> None:
+    """Words are loaded two chunks ahead only where a row has two; an iteration's chunks divide a row's."""
+    loop = prompt_loop_of((*form, False), rows, chunks)
+    assert (early, unroll) == (loop.EARLY, loop.UNROLL)
+    assert (rows, *form[:2]) == (loop.BLOCK_T, loop.BITS, loop.GROUP)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(700, 520), (128, 4096)])
+def test_both_tiles_are_built_before_the_first_is_needed(
+    rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server does not compile beside a later prompt of another length."""
+    monkeypatch.setattr(packed_prompt_module, "_BUILT", set())
+    monkeypatch.setattr(packed_prompt_module, "multiprocessors", lambda device: 132)
+    kernel = mock.MagicMock()
+    monkeypatch.setattr(packed_prompt_module, "packed_prompt_kernel", kernel)
+    monkeypatch.setattr(packed_prompt_module, "runs_on_gpu", lambda x: True)
+    x, weight = (
+        normal(rows, width, dtype=torch.float16),
+        random_weight((8, 0, False), 4096, width, torch.float16, "cpu"),
+    )
+    for _ in range(2):
+        packed_prompt(x, weight)
+    warmed = [call.kwargs["LOOP"] for call in kernel.warmup.call_args_list]
+    run = [call.kwargs["LOOP"] for call in kernel.__getitem__.return_value.call_args_list]
+    assert len(run) == 2
+    assert {loop.BLOCK_T for loop in (*warmed, run[0])} == {128, 256}
+    assert len(warmed) == 1
 
 
 def test_rows_of_a_tile() -> None:
