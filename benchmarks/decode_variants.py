@@ -34,6 +34,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles, even_candidates
 from decode_stack import LAYERS, NAMED, SHAPES, Plan, Shape, Stack
+from timing import replay_us
 
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.cache import rope_kv_write
@@ -103,16 +104,7 @@ class Bench:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-        def replay() -> float:
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            return start.elapsed_time(end) * 1e3
-
-        return replay
+        return lambda: replay_us(graph)
 
 
 def _clocked(call: Call) -> float:

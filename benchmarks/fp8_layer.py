@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import triton
 from fp8_products import SHAPES
+from timing import graph_us
 
 from ingot.kernels.activation.silu_mul_int8 import quantized, silu_mul_int8
 from ingot.kernels.norm.rms_norm import rms_norm
@@ -87,22 +88,7 @@ class Layers:
 
 def timed(run: Callable[[], Any], replays: int = 40) -> float:
     """Microseconds per layer."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(replays):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000 / LAYERS)
-    return sorted(times)[len(times) // 2]
+    return graph_us([run], replays)[replays // 2] / LAYERS
 
 
 EARLIER = {  # tiles of int8 up to 8 rows, before those of 16 rows for a warpgroup's product

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import triton
 from product_candidates import large_int8_candidates, small_int8_candidates
+from timing import graph_us
 
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
@@ -61,24 +62,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 def microseconds(calls: list[Callable[[], Any]], replays: int = 15) -> float:
     """Median of graph replays of the calls one after another, for one call."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000 / len(calls))
-    return sorted(times)[len(times) // 2]
+    return graph_us(calls, replays)[replays // 2] / len(calls)
 
 
 def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

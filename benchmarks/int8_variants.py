@@ -32,6 +32,7 @@ from decode_candidates import Tiles
 from decode_stack import EPS, LONGEST, Shape, Stack
 from product_candidates import small_int8_candidates
 from tile_sweep import arguments, run_cases, runs
+from timing import replay_us
 
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences
@@ -189,14 +190,7 @@ class Sweep:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.stack.step(plan)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        times = []
-        for _ in range(8):
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / self.stack.layers)
+        times = [replay_us(graph) / self.stack.layers for _ in range(8)]
         return statistics.median(times[2:])
 
     def tiles(self, op: str) -> list[tuple[float, bool, Tiles]]:

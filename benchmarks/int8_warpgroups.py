@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import captured
 
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
@@ -71,18 +72,6 @@ def before(x: Int8Rows, weight: AnyInt8, split: bool) -> Any:
     if rows <= MAX_ROWS:
         return small_int8_linear_triton(x, weight, torch.float16)
     return int8_matmul_triton(x, whole_int8(weight), torch.float16)
-
-
-def captured(calls: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
-    """All calls as one graph."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
 
 
 def replays(graph: torch.cuda.CUDAGraph, count: int) -> float:

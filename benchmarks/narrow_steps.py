@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+from timing import replay_us  # noqa: E402
 from whisper import SHAPES  # noqa: E402
 
 from ingot import LLM  # noqa: E402
@@ -230,15 +231,10 @@ class Bench:
             self.runner.graphs = graphs = DecodeGraphs(*parts)
             logits = self.step.outputs()
         graph = next(iter(graphs._captured.values())).graph
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def replay() -> float:
             assert graphs is not None
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            return 1e3 * start.elapsed_time(end)
+            return replay_us(graph)
 
         return replay, logits
 

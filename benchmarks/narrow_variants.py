@@ -33,6 +33,7 @@ from decode_candidates import Tiles
 from decode_stack import Plan, Shape, Stack, apart, ordered
 from product_candidates import packed_candidates
 from tile_sweep import arguments, run_cases, runs
+from timing import replay_us
 
 from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
@@ -157,14 +158,9 @@ def replay(stack: NarrowStack, plan: Plan, small: frozenset[str], dry: bool) -> 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         stack.step(plan, small)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def timed() -> float:
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / stack.layers
+        return replay_us(graph) / stack.layers
 
     timed()
     return timed
