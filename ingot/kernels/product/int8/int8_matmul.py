@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, multiprocessors
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.product.int8.int8_epilogue import ended
+from ingot.kernels.product.int8.int8_launch import parted_sums, whole_sums
 from ingot.kernels.product.product_arguments import Sums, scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
@@ -293,23 +294,11 @@ def int8_matmul_triton(
     """Launch the kernel; arguments as in ``int8_linear``, unchecked; ``dtype`` int32 gives the exact sums of
     rows without groups.
     """
-    shape = (x.values.shape[0], weight.values.shape[0])
-    y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
-    if y.numel():
-        choice = _choice(x, weight, dtype.itemsize, False, tiles)
-        _launch(x, weight, bias, residual, y, choice | {"SPLITS": 1})
-    return y
+    return whole_sums(_choice, _launch, x, weight, dtype, bias, residual, out, tiles)
 
 
 def int8_matmul_parts_triton(
     x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    scaled = bool(x.group) or x.values.dtype == E4M3
-    dtype = torch.float32 if scaled else torch.int32
-    choice = _choice(x, weight, dtype.itemsize, True, tiles)
-    shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
-    y = torch.empty(shape, dtype=dtype, device=x.values.device)
-    if y.numel():
-        _launch(x, weight, None, None, y, choice)
-    return y if scaled else Int8Sums(y, x.scales, weight.scales)
+    return parted_sums(_choice, _launch, x, weight, tiles)

@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ingot.kernels.kernel_checks import merge_tiles, multiprocessors
 from ingot.kernels.launch_overlap import launch_options
+from ingot.kernels.product.int8.int8_launch import parted_sums, whole_sums
 from ingot.kernels.product.int8.warpgroup_kernel import (
     COLUMNS,
     LOAD_REGISTERS,
@@ -136,22 +137,11 @@ def warpgroup_matmul_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in ``int8_linear``, unchecked."""
-    shape = (x.values.shape[0], len(weight.scales))
-    y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
-    if y.numel():
-        choice = _choice(x, weight, dtype.itemsize, False, tiles)
-        _launch(x, weight, bias, residual, y, choice | {"SPLITS": 1})
-    return y
+    return whole_sums(_choice, _launch, x, weight, dtype, bias, residual, out, tiles)
 
 
 def warpgroup_parts_triton(
     x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    dtype = torch.float32 if x.group else torch.int32
-    choice = _choice(x, weight, dtype.itemsize, True, tiles)
-    shape = (choice["SPLITS"], x.values.shape[0], len(weight.scales))
-    y = torch.empty(shape, dtype=dtype, device=x.values.device)
-    if y.numel():
-        _launch(x, weight, None, None, y, choice)
-    return y if x.group else Int8Sums(y, x.scales, weight.scales)
+    return parted_sums(_choice, _launch, x, weight, tiles)
