@@ -25,6 +25,7 @@ from ingot.layers.forward_batch import LayerCache
 from ingot.layers.layer_products import (
     AddedProduct,
     BlockProduct,
+    GatedProduct,
     Int8Product,
     PackedProduct,
     Product,
@@ -132,6 +133,8 @@ class ProductChooser:
             return found
         if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:
             return AddedProduct(linear, overlap=overlap)
+        if name == "gate_up" and self.config.gated and linear.scheme.dense and not linear.has_bias:
+            return GatedProduct(linear, overlap=overlap)
         return Product(linear, overlap=overlap)
 
     def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:

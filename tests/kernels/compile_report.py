@@ -23,6 +23,7 @@ WARPGROUP_KERNELS = {
     "hopper_attention_kernel",
     "packed_direct_kernel",
     "packed_prompt_kernel",
+    "prompt_gate_up_kernel",
     "warpgroup_kernel",
 }
 KERNELS = {
@@ -54,6 +55,7 @@ KERNELS = {
     "penalize_kernel",
     "pick_token_kernel",
     "prefill_attention_kernel",
+    "prompt_gate_up_kernel",
     "rope_kv_write_kernel",
     "silu_mul_blocks_kernel",
     "silu_mul_int8_kernel",

@@ -55,6 +55,7 @@ CASES = (
     "post-norm 3584 bf16 overlapping",
     "softcap 8 of 256000 bf16",
     "hopper 32/8x128 bf16",
+    "gate and up of prompts bf16",
 )
 
 

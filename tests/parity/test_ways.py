@@ -59,9 +59,10 @@ def kinds(llm: LLM, step: Step) -> list[str]:
     [
         ("llama", {}, "none", 1, "Small Small Small Small Small"),
         ("llama", {}, "none", 33, "module Small Small Small Small"),
-        ("llama", {}, "none", 65, "module Added module Added module"),
-        ("llama", {}, "none", None, "module Added module Added module"),
-        ("llama", {"attention_bias": True}, "none", 65, "module module module Added module"),
+        ("llama", {}, "none", 65, "module Added Gated Added module"),
+        ("llama", {}, "none", None, "module Added Gated Added module"),
+        ("llama", {"attention_bias": True}, "none", 65, "module module Gated Added module"),
+        ("llama", {"mlp_bias": True}, "none", 65, "module Added module module module"),
         ("qwen3", {}, "none", 8, "Small Small Small Small Small"),
         ("qwen3", {}, "w4a16", 8, "Small Small Small Small Small"),
         ("qwen3", {}, "w4a16", 9, "Packed Packed Packed Packed Small"),

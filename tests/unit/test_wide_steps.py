@@ -19,7 +19,7 @@ from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.scheduling.kv_cache import BlockManager
 from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
 from tests.unit.fake_executor import check_empty, fake_executor
-from tests.unit.test_ledger import seven_b
+from tests.unit.test_ledger import SHAPES, read_setting, seven_b
 from tests.unit.test_scheduler import request, run, shares
 
 
@@ -167,6 +167,15 @@ class TestMemory:
         monkeypatch.setattr(setup, "_gpu_room", lambda model, device, wide: (room, 0))
         found = setup._widened(None, torch.device("cuda"), setting, capacity, 1000)  # type: ignore[arg-type]
         assert (found[0], found[1].step_budget) == (1000 - lost if budget > 2048 else 1000, budget)
+
+    @pytest.mark.parametrize(
+        ("shape", "budget"), [("gpt2-medium", 2048), ("llama31-8b", 8192), ("gemma3-4b", 8192)]
+    )
+    def test_small_layers_have_none(self, shape: str, budget: int) -> None:
+        """A replayed graph is launched at once, and their kernels one by one take longer than they run."""
+        setting = read_setting(str(SHAPES / f"{shape}.json"), max_seq_len=1024, device="cuda")
+        found = with_wide_steps(setting, Capacity("card", CARDS["80 GB"]))
+        assert found.runtime.step_budget == budget
 
     def test_a_cpu_has_none(self) -> None:
         assert self.budget("80 GB", device="cpu") == 2048
