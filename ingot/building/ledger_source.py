@@ -105,7 +105,9 @@ def _manifest(
             made = Assembly.of(source, manifest.build, QuantConfig())
             return manifest.replace(model=made.model_config, quant=made.quant)
     except CheckpointError:  # no weights here
-        return manifest if form is None else manifest.replace(quant=form.quant())
+        return (
+            manifest if form is None else manifest.replace(quant=expect_stored(form.quant(), QuantConfig()))
+        )
 
 
 def _stored_dtype(folder: Path, dtype: str) -> str:

@@ -20,7 +20,7 @@ from ingot.checkpoint.checkpoint_files import (
     read_json,
     shorten,
 )
-from ingot.checkpoint.fp8_weights import Fp8Weights
+from ingot.checkpoint.fp8_weights import Fp8Weights, scale_names
 from ingot.checkpoint.gguf.gguf_config import config_of as gguf_config
 from ingot.checkpoint.gguf.gguf_config import generation_of as gguf_generation
 from ingot.checkpoint.gguf.gguf_file import GgufFile, gguf_at, is_gguf
@@ -134,6 +134,11 @@ class Checkpoint:
                 )
         return tensor
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Know stored tensors by other names: own name → name."""
+        self._stored = self.tensors = {names.get(own, own): info for own, info in self.tensors.items()}
+        self._names = {name: own for own, name in names.items()}
+
     def close(self) -> None:
         self._open.close()
         if self._text is not None:
@@ -185,6 +190,8 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in files else {}
     found = Checkpoint(folder, config, generation, _scan(folder, find_layout(folder, files)))
     form = packed_format(config, packed_files(folder, files))
+    if form is not None and form.source == "fp8":
+        found.rename(scale_names(found.tensors))
     if form is not None and not form.kept:
         found.fp8 = Fp8Weights(form, found.tensors, found.read_stored)
         found.tensors, found.widened = found.fp8.tensors, {"fp8": len(found.fp8.names)}

@@ -25,7 +25,7 @@ Read = Callable[[str], torch.Tensor]
 def fp8_names(stored: Mapping[str, TensorInfo]) -> frozenset[str]:
     """The weights in fp8; CheckpointError for none, or one without its scale."""
     names = frozenset(name for name, info in stored.items() if info.dtype == _FP8)
-    lacks = [name + _SCALE for name in sorted(names) if name + _SCALE not in stored]
+    lacks = [f"{name}{_SCALE} (or {_SCALE}_inv)" for name in sorted(names) if name + _SCALE not in stored]
     if lacks or not names:
         what = f"fp8 weights lack their scales ({len(lacks)})" if lacks else "no weight is in fp8 (e4m3)"
         raise CheckpointError(what, seen=shorten(lacks or list(stored)), fix=_AGAIN)
@@ -36,6 +36,17 @@ def half_of(tensors: Mapping[str, TensorInfo]) -> torch.dtype:
     """The 16-bit dtype of most tensors, else bf16: what an engine of fp8 weights stores the others in."""
     halves = Counter(info.dtype for info in tensors.values() if info.dtype in _HALVES)
     return halves.most_common(1)[0][0] if halves else torch.bfloat16
+
+
+def scale_names(stored: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """The names of ``fp8`` checkpoints' scales → those of compressed-tensors; CheckpointError for both."""
+    inverse = f"weight{_SCALE}_inv"
+    names = {name: name.removesuffix("_inv") for name in stored if name.endswith(f".{inverse}")}
+    both = [name for name, other in names.items() if other in stored]
+    if both:
+        what = f"weights have two scales, {inverse} and weight{_SCALE} ({len(both)})"
+        raise CheckpointError(what, seen=shorten(both), fix=_AGAIN)
+    return names
 
 
 class Fp8Weights:

@@ -1,7 +1,7 @@
 """What a checkpoint's configuration says of weights that were stored in fewer bits.
 
 Sources: ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, ``BaseQuantizeConfig`` of AutoGPTQ 0.8,
-``QuantizationConfig`` of compressed-tensors 0.20.
+``QuantizationConfig`` of compressed-tensors 0.20, ``FineGrainedFP8Config`` of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ingot.errors import CheckpointError
 PACKED_CONFIGS = ("quantize_config.json", "quant_config.json")
 PACKED_KEYS = ("quantization_config", "compression_config")
 FROM_ORIGINAL = f"build from the original checkpoint with `quant={listed(weight_only_schemes(), 'or')}`"
+KEPT_TILES = (128, 128)  # of fp8, the only ones that products multiply by
 _FLOATS = "float-quantized"
 _FORMATS = ("pack-quantized", "int-quantized", _FLOATS)
 _AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point"})
@@ -37,7 +38,7 @@ class PackedFormat:
     """How the packed linear layers of a checkpoint are stored; all alike.
 
     Attributes:
-        source: ``gptq``, ``awq``, ``compressed-tensors`` or ``gguf``.
+        source: ``gptq``, ``awq``, ``compressed-tensors``, ``fp8`` or ``gguf``.
         bits: of a quantized value, 4 or 8.
         group: neighbouring columns (in the order of ``act_order``) that share a scale; 0: one scale per row.
         symmetric: values stand around the middle, and zeros are not kept.
@@ -46,7 +47,7 @@ class PackedFormat:
         whole_bytes: values are stored one per byte, not packed into words.
         activations: ``none``: they keep the engine's dtype; ``dynamic``, ``static``: as in ``QuantConfig``.
         floating: values are fp8 (e4m3).
-        tiles: (rows, columns) that share a scale, of fp8 in blocks.
+        tiles: (rows, columns) that share a scale, of fp8 in blocks; ``group`` is 0.
     """
 
     source: str
@@ -68,7 +69,7 @@ class PackedFormat:
     @property
     def kept(self) -> bool:
         """Whether a scheme stores the values as they are; otherwise every build dequantizes them."""
-        return not self.floating or (self.activations == "dynamic" and self.tiles is None)
+        return not self.floating or self.activations == "dynamic"
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
         """The config of an engine with these values; ``dense``: layers that are not packed, → ``none``."""
@@ -80,6 +81,7 @@ class PackedFormat:
             self.symmetric,
             layers=dict(dense or {}),
             activations=self.activations,
+            weight_scales="channel" if self.tiles is None else "block",
             source=self.source,
             act_order=self.act_order,
         )
@@ -259,7 +261,7 @@ def _weight_format(group: Any, form: str) -> PackedFormat:
 
 def _fp8(weights: Json, activations: Any) -> PackedFormat:
     """``float-quantized``: e4m3 with a scale per row, layer or block; inputs of any fp8 kind or none, of
-    which those with a scale per token are kept.
+    which those with a scale per token are kept, and beside blocks of 128 x 128 per 128 columns of a token.
     """
     own = {
         key: weights.get(key) for key in ("type", "num_bits", "strategy", "symmetric", "dynamic", "actorder")
@@ -276,8 +278,13 @@ def _fp8(weights: Json, activations: Any) -> PackedFormat:
         kind = isinstance(activations, Mapping) and (activations.get("type"), activations.get("num_bits"))
         if kind != ("float", 8):
             raise _refused("compressed-tensors activations beside fp8 weights", activations, "8-bit float")
-    by_token = bool(activations) and activations.get("dynamic") is True
-    by_token &= (activations or {}).get("strategy") in ("token", None)
+    inputs = activations or {}
+    if tiles:
+        grouped = inputs.get("strategy") == "group" and inputs.get("group_size") == KEPT_TILES[1]
+        fits = grouped and tuple(tiles) == KEPT_TILES
+    else:
+        fits = inputs.get("strategy") in ("token", None)
+    by_token = fits and inputs.get("dynamic") is True
     return PackedFormat(
         "compressed-tensors",
         8,
@@ -287,6 +294,29 @@ def _fp8(weights: Json, activations: Any) -> PackedFormat:
         activations="dynamic" if by_token else "none",
         floating=True,
         tiles=(tiles[0], tiles[1]) if tiles else None,
+    )
+
+
+def _fine_grained(found: Json) -> PackedFormat:
+    """``fp8`` of transformers: e4m3 in blocks; inputs with scales of their own are kept beside 128 x 128."""
+    kind, scheme = found.get("fmt") or "e4m3", found.get("activation_scheme") or "dynamic"
+    if kind != "e4m3":
+        raise _refused("fp8 format (fmt)", kind, "e4m3")
+    if scheme not in ("dynamic", "static"):
+        raise _refused("activation_scheme of fp8", scheme, ("dynamic", "static"))
+    tiles = found.get("weight_block_size")
+    if not isinstance(tiles, list) or len(tiles) != 2 or any(type(n) is not int or n < 1 for n in tiles):
+        raise _refused("weight_block_size of fp8", tiles, "[rows, columns]")
+    kept = scheme == "dynamic" and tuple(tiles) == KEPT_TILES
+    return PackedFormat(
+        "fp8",
+        8,
+        0,
+        symmetric=True,
+        whole_bytes=True,
+        activations="dynamic" if kept else "none",
+        floating=True,
+        tiles=(tiles[0], tiles[1]),
     )
 
 
@@ -338,4 +368,4 @@ def _refused(what: str, seen: object, allowed: object) -> CheckpointError:
     return CheckpointError(what, seen=seen, allowed=allowed, fix=FROM_ORIGINAL)
 
 
-_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fine_grained}

@@ -38,6 +38,8 @@ _KNOWN = {
     "compressed-tensors": frozenset({"quant_method", "format", "config_groups", "ignore", "version"})
     | {"quantization_status", "global_compression_ratio", "run_compressed", "dequantize"}
     | {"kv_cache_scheme", "sparsity_config", "transform_config", "use_optimized_inference"},
+    "fp8": frozenset({"quant_method", "fmt", "activation_scheme", "weight_block_size", "dequantize"})
+    | {"modules_to_not_convert", "ignored_layers"},
 }
 _GROUP = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 _ARGS = frozenset(

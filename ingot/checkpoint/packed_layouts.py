@@ -9,7 +9,10 @@ W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits values, the fir
 - compressed-tensors 0.20, pack-quantized: ``weight_packed`` [N, ⌈K / P⌉] along K, ``weight_zero_point``
   [⌈N / P⌉, groups] along N, both with the middle added; ``weight_scale`` [N, groups], [N, 1] or [1];
   ``weight_shape`` (N, K); ``weight_g_idx`` [K]. int-quantized: ``weight`` int8 [N, K], and of static
-  activations ``input_scale`` [1]. float-quantized: ``weight`` e4m3 [N, K].
+  activations ``input_scale`` [1]. float-quantized: ``weight`` e4m3 [N, K], in blocks of R x C values
+  ``weight_scale`` [⌈N / R⌉, ⌈K / C⌉].
+- fp8 (transformers 5.23, ``FP8Linear``): the same in blocks, with ``weight_scale_inv`` in the place of
+  ``weight_scale``; checkpoint_reader.py renames it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
+from ingot.device import dtype_name
 from ingot.errors import CheckpointError
 
 E4M3 = torch.float8_e4m3fn
@@ -102,7 +106,8 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
             _check_zeros(packed, values, zeros)
         zeros = None if packed.symmetric else zeros
     rows, columns = values.shape
-    groups = -(-columns // packed.group) if packed.group else 1
+    group = packed.tiles[1] if packed.tiles else packed.group
+    groups = -(-columns // group) if group else 1
     for name, part in (("scales", scales), ("zeros", zeros)):
         if part is not None and part.shape != (groups, rows):
             raise CheckpointError(
@@ -111,10 +116,10 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
     order = _order(packed, index, columns)
     if order is not None:
         values = values[:, order.long()]
-    if not packed.group:
+    if not group:
         scales, zeros = scales[0], None if zeros is None else zeros[0]
     zeros = None if zeros is None else zeros.contiguous()
-    return PackedWeight(values.contiguous(), scales.contiguous(), zeros, packed.bits, packed.group, order)
+    return PackedWeight(values.contiguous(), scales.contiguous(), zeros, packed.bits, group, order)
 
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -153,6 +158,8 @@ def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
         values = _words(pieces["weight_packed"], packed.bits)[:rows, :columns]
     rows = values.shape[0]
     scales = pieces["weight_scale"]
+    if packed.tiles is not None:
+        return values, _of_tiles(scales, values, packed.tiles), None, None
     if scales.numel() != 1 and scales.numel() % max(rows, 1):
         raise CheckpointError(
             "the scales do not fit the quantized values", seen=list(scales.shape), allowed=[rows, "groups"]
@@ -169,6 +176,19 @@ def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
         zeros = (zeros.to(torch.int16) + middle).to(torch.uint8)
         zeros = (zeros.reshape(1, 1).expand(rows, 1) if zeros.numel() == 1 else zeros.view(rows, -1)).T
     return values, scales.T, zeros, pieces.get("weight_g_idx")
+
+
+def _of_tiles(scales: torch.Tensor, values: torch.Tensor, tiles: tuple[int, int]) -> torch.Tensor:
+    """Scales [groups, N] of blocks; CheckpointError where there are others than values [N, K] have."""
+    blocks = [-(-size // tile) for size, tile in zip(values.shape, tiles, strict=True)]
+    if list(scales.shape) != blocks or not scales.is_floating_point() or scales.itemsize < 2:
+        raise CheckpointError(
+            "the scales do not fit the blocks of the weight",
+            seen=f"{list(scales.shape)} {dtype_name(scales.dtype)} for a weight {list(values.shape)}",
+            allowed=f"{blocks} of fp32, bf16 or fp16, one for each block of {list(tiles)}",
+            fix="download config.json and weights of one revision again",
+        )
+    return scales.T.repeat_interleave(tiles[0], 1)[:, : len(values)]
 
 
 def _check_no_zeros(packed: PackedFormat, zeros: torch.Tensor | None) -> None:

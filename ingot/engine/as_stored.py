@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import HEAD, REPLACEABLE, SOURCES, QuantConfig
-from ingot.config.quantization.scheme_table import SCHEMES
+from ingot.config.quantization.scheme_table import BLOCKS, SCHEMES
 from ingot.device import dtype_name, parse_dtype
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.quantized_values import Quantized
@@ -41,7 +41,7 @@ def stored_quant(
     for name in linear_names:
         sources = mapped[f"{name}.weight"].sources
         held = [source for source in sources if source in packed]
-        whole = name != HEAD and len(held) == len(sources)
+        whole = name != HEAD and len(held) == len(sources) and _joins(packed, sources)
         if held and not whole and not packed.form.floating:
             what = "a quantized lm_head" if name == HEAD else "a layer with quantized and unquantized parts"
             raise CheckpointError(f"{what} is not supported", seen=sources, fix=FROM_ORIGINAL)
@@ -50,15 +50,28 @@ def stored_quant(
     return expect_stored(packed.form.quant(dense), given)
 
 
+def _joins(packed: PackedLayers, sources: Sequence[str]) -> bool:
+    """Whether a layer can keep the values of its parts: of blocks, whole ones lie beside each other."""
+    if packed.form.tiles is None or not packed.form.kept:
+        return True
+    rows, columns = packed.form.tiles
+    shapes = [packed.tensors[source].shape for source in sources]
+    return all(shape[0] % rows == 0 for shape in shapes[:-1]) and shapes[0][1] % columns == 0
+
+
 def replaces_stored(form: PackedFormat, given: QuantConfig) -> bool:
     """Whether a build with ``given`` dequantizes a checkpoint's values and chooses others."""
     return form.replaceable and not _as_it_is(form.quant(), given) and not given.source
 
 
 def _as_it_is(found: QuantConfig, given: QuantConfig) -> bool:
-    """Whether a build with ``given`` keeps a replaceable checkpoint's values; fp8's scheme may be named."""
-    same = {"none", found.scheme} if SCHEMES[found.scheme].floating else {"none"}
-    return given.scheme in same and given == QuantConfig(given.scheme, head=given.head)
+    """Whether a build with ``given`` keeps a replaceable checkpoint's values; fp8's scheme may be named, and
+    in blocks it must be.
+    """
+    same = [QuantConfig(head=given.head)] if found.weight_scales != BLOCKS else []
+    if SCHEMES[found.scheme].floating:
+        same.append(QuantConfig(found.scheme, head=given.head, weight_scales=found.weight_scales))
+    return given in same
 
 
 def stored_note(checkpoint: Checkpoint, quant: QuantConfig, dtype: str) -> str | None:
@@ -143,7 +156,7 @@ class StoredWeights:
         mapped, floating = self._mapped[f"{name}.weight"], self._packed.form.floating
         if mapped.tied_to is not None or not all(source in self._packed for source in mapped.sources):
             return None
-        if floating and name == HEAD:
+        if floating and (name == HEAD or not _joins(self._packed, mapped.sources)):
             return None
         rule = mapped.rule
         joined = isinstance(rule, Concat) and rule.dim == 0

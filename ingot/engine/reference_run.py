@@ -38,6 +38,7 @@ from ingot.reference.plain_layer import (
 )
 from ingot.reference.plain_rotary import plain_turns
 
+_BLOCK = 128  # rows and columns that share a scale of e4m3, if not whole rows do
 _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
 
@@ -410,8 +411,14 @@ class ReferenceRun(Hooks):
 def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:
     """A dequantized 8-bit weight, some rows at a time; products with it are rounded in no arithmetic."""
     rows, wide = max(1, _CHUNK // weight.values.shape[1]), _wide(like)
-    for values, scales in zip(weight.values.split(rows), weight.scales.split(rows), strict=True):
-        yield (values.to(wide) * scales.to(wide)[:, None]).to(like)
+    column = torch.arange(weight.values.shape[1], device=weight.values.device) // _BLOCK
+    for start in range(0, len(weight.values), rows):
+        row = torch.arange(start, min(start + rows, len(weight.values)), device=weight.values.device)
+        if weight.scales.dim() == 2:  # one scale for each block of rows and columns
+            scales = weight.scales.to(wide)[row // _BLOCK][:, column]
+        else:
+            scales = weight.scales.to(wide)[row, None]
+        yield (weight.values[row].to(wide) * scales).to(like)
 
 
 def _widened(piece: StoredWeight, like: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:

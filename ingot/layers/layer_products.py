@@ -301,8 +301,10 @@ class Int8Product(Product):
     ) -> None:
         super().__init__(linear, overlap=overlap)
         self.dtype, self.splits, self.places = dtype, splits, places
-        static, by_head = linear._parameters.get("input_scale"), linear.scheme.input_group > 0
-        self.form = Int8Form(static, linear.scheme.input_dtype, by_head=by_head)
+        static, scheme = linear._parameters.get("input_scale"), linear.scheme
+        by_head = scheme.input_group > 0 and not scheme.grouped_input
+        group = scheme.input_group if scheme.grouped_input else 0
+        self.form = Int8Form(static, scheme.input_dtype, by_head=by_head, group=group)
 
     def weight(self, rows: int) -> AnyInt8:
         """The weight for so many rows."""

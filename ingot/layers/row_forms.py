@@ -7,7 +7,7 @@
 |---|---|---|
 | DenseForm | [T, K] in the model's dtype | the matrix library's, the small kernels' |
 | OperandForm | the same, columns in the tensor cores' order | packed products |
-| Int8Form | int8 or e4m3 with scales per token, per head or static | int8 and fp8 products |
+| Int8Form | int8 or e4m3 with scales per token, group, head or static | int8 and fp8 products |
 | BlockForm | int8 by blocks of reordered channels | products by blocks |
 | RawForm | the hidden states: the product applies the norm | the small kernels', one token |
 """
@@ -138,27 +138,33 @@ class OperandForm(Form):
 
 
 class Int8Form(Form):
-    """Rows in 8 bits with a scale per token, of attention also ``by_head``, or one ``static`` scale,
-    fp32 [1]; ``dtype`` is int8 or e4m3.
+    """Rows in 8 bits with a scale per token, of attention also ``by_head``, or per ``group`` of a token's
+    columns, or one ``static`` scale, fp32 [1]; ``dtype`` is int8 or e4m3.
     """
 
     def __init__(
-        self, static: torch.Tensor | None, dtype: torch.dtype = torch.int8, *, by_head: bool = True
+        self,
+        static: torch.Tensor | None,
+        dtype: torch.dtype = torch.int8,
+        *,
+        by_head: bool = True,
+        group: int = 0,
     ) -> None:
         self.static, self.dtype, self.by_head = static, dtype, by_head or static is not None
-        self.ending = InInt8(static, dtype)
+        self.group = group
+        self.ending = InInt8(static, dtype, group)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         if isinstance(mlp, MLP):
-            return quantized(x, static=self.static, activation=mlp.activation, dtype=self.dtype)
-        return silu_mul_int8(x, self.static, activation=mlp.activation, dtype=self.dtype)
+            return quantized(x, self.group, self.static, activation=mlp.activation, dtype=self.dtype)
+        return silu_mul_int8(x, self.static, activation=mlp.activation, dtype=self.dtype, group=self.group)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
-        """As of ``Form``; a scale per token is found by a separate kernel."""
+        """As of ``Form``; scales per token or group are found by a separate kernel."""
         if not self.by_head:
-            return quantized(attention.attend(query, batch, cache).flatten(1), dtype=self.dtype)
+            return quantized(attention.attend(query, batch, cache).flatten(1), self.group, dtype=self.dtype)
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
         scales = self.static
         if scales is None:

@@ -34,6 +34,12 @@ def fp8_weight(outputs: int, width: int) -> Int8Weight:
     return Int8Weight(empty(outputs, width, dtype=E4M3), empty(outputs, dtype=FULL))
 
 
+def fp8_blocks(outputs: int, width: int) -> Int8Weight:
+    """An empty weight in e4m3 with a scale per block of 128 x 128."""
+    scales = empty(-(-outputs // 128), width // 128, dtype=FULL)
+    return Int8Weight(empty(outputs, width, dtype=E4M3), scales)
+
+
 def fp8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every kernel that ends in e4m3."""
     x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
@@ -41,6 +47,8 @@ def fp8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     launched(silu_mul_int8)(empty(rows, 22016, dtype=dtype), None, tiles, dtype=E4M3)
     launched(quantized)(x, 128, None, tiles, dtype=E4M3)
     launched(quantized)(x, 0, None, tiles, dtype=E4M3)
+    launched(rms_norm)(x, norm, 1e-6, x, tiles, InInt8(dtype=E4M3, group=128))
+    launched(silu_mul_int8)(empty(rows, 22016, dtype=dtype), None, tiles, dtype=E4M3, group=128)
     parts = empty(4, rows, 4096, dtype=FULL)
     launched(sum_norm)(parts, x, norm, 1e-6, norm, tiles, InInt8(dtype=E4M3))
 
@@ -51,7 +59,10 @@ def small_fp8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     small_int8_qkv_triton(x, weight, None, *head_places(dtype, rows), tiles=tiles)
     small_int8_linear_triton(x, fp8_weight(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     small_int8_parts_triton(fp8_rows(rows, 11008), fp8_weight(4096, 11008), tiles)
-    small_int8_parts_triton(fp8_rows(rows, 4096, 128), fp8_weight(4096, 4096), tiles)
+    groups = fp8_rows(rows, 4096, 128)
+    small_int8_parts_triton(groups, fp8_weight(4096, 4096), tiles)
+    small_int8_parts_triton(groups, fp8_blocks(4096, 4096), tiles)
+    small_int8_linear_triton(groups, fp8_blocks(22016, 4096), dtype, None, None, None, tiles)
 
 
 def large_fp8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
@@ -61,9 +72,11 @@ def large_fp8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     int8_matmul_triton(x, fp8_weight(4096, 4096), dtype, None, stream, stream, tiles)
     groups = fp8_rows(rows, 4096, 128)
     int8_matmul_triton(groups, fp8_weight(4096, 4096), dtype, None, stream, None, tiles)
+    int8_matmul_triton(groups, fp8_blocks(4096, 4096), dtype, None, stream, None, tiles)
     if rows <= 256:
         int8_matmul_parts_triton(fp8_rows(rows, 11008), fp8_weight(4096, 11008), tiles)
         int8_matmul_parts_triton(groups, fp8_weight(4096, 4096), tiles)
+        int8_matmul_parts_triton(groups, fp8_blocks(4096, 4096), tiles)
 
 
 FP8_CASES: dict[str, Callable[[], Any]] = {  # compute capability 8.9 and later

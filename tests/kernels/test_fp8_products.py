@@ -176,3 +176,27 @@ def test_the_library_does_not_keep_sums_in_few_bits(monkeypatch: pytest.MonkeyPa
     rows = Int8Rows(torch.zeros(80, 64).to(E4M3), torch.ones(80))
     fp8_library.library_linear(rows, Int8Weight(torch.zeros(32, 64).to(E4M3), torch.ones(32)), torch.bfloat16)
     assert given["use_fast_accum"] is False
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", [(1, 200, 256), (5, 384, 384), (70, 300, 256)])
+def test_in_blocks(impl: Implementation, shape: tuple[int, int, int]) -> None:
+    """Whole sums and parts of a weight with a scale per 128 x 128, the last rows' blocks not full."""
+    rows, outputs, width = shape
+    x = fp8_rows(rows, width, impl.device, 128)
+    scales = 1 + torch.rand(-(-outputs // 128), width // 128, device=impl.device)
+    weight = Int8Weight(fp8_weight(outputs, width, impl.device).values, scales / width**0.5)
+    beside = torch.kron(weight.scales.double().cpu(), torch.ones(128, 128))[:outputs]
+    wide = plain(x.values) * x.scales.double().cpu().repeat_interleave(128, 1)
+    expected = wide @ (plain(weight.values) * beside).T
+    assert_product(impl(int8_linear)(x, weight, torch.float32), expected)
+    assert_product(impl(int8_linear_parts)(x, weight).sum(0), expected)
+
+
+def test_a_weight_in_blocks_needs_rows_in_groups() -> None:
+    weight = Int8Weight(fp8_weight(128, 256).values, torch.ones(1, 2))
+    for x in (fp8_rows(2, 256), fp8_rows(2, 256, group=64)):
+        with pytest.raises(IngotError, match="in blocks"):
+            int8_linear(x, weight, torch.float32)
+    with pytest.raises(IngotError, match="scales"):
+        int8_linear(fp8_rows(2, 256, group=128), Int8Weight(weight.values, torch.ones(2, 2)), torch.float32)

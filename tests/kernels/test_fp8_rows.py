@@ -121,3 +121,14 @@ def test_rows_mean_their_values() -> None:
     rows = quantize_rows(normal(4, 64, dtype=torch.float32), 16, dtype=E4M3)
     meant = plain(rows.values).view(4, 4, 16) * rows.scales.double()[..., None]
     torch.testing.assert_close(dequantize_rows(rows).double(), meant.flatten(1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_norms_and_activations_end_in_groups(impl: Implementation) -> None:
+    """128 columns share a scale, in widths that are no powers of two."""
+    x = normal(3, 384, dtype=torch.bfloat16, device=impl.device) * 3
+    weight = normal(384, dtype=torch.bfloat16, device=impl.device, seed=2)
+    rows, _ = impl(rms_norm)(x, weight, 1e-6, ending=InInt8(dtype=E4M3, group=128))
+    assert_rows(rows, impl(rms_norm)(x, weight, 1e-6)[0], 128)
+    wide = normal(3, 768, dtype=torch.bfloat16, device=impl.device)
+    assert_rows(impl(silu_mul_int8)(wide, dtype=E4M3, group=128), impl(silu_mul)(wide), 128)

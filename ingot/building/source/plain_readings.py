@@ -26,6 +26,7 @@ from ingot.quant.schemes.plain_unpacking import (
 from ingot.quant.schemes.weight_only import WeightOnly
 
 WORD_ROWS = 16  # rows whose words are interleaved
+SCALED_ROWS = 128  # of a block of e4m3, and its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,11 @@ def _int8_rule(scheme: Int8Both | Int8Blocks, method: str, dtype: torch.dtype) -
 
 
 def _fp8_grid(scheme: Fp8Both, stored: StoredRows, columns: int) -> PlainGrid:
-    return grid_of_e4m3(stored.own("weight")[:, :columns], stored.own("scales"))
+    values = stored.own("weight")[:, :columns]
+    if not scheme.blocks:
+        return grid_of_e4m3(values, stored.own("scales"))
+    block = torch.arange(stored.rows.start, stored.rows.stop) // SCALED_ROWS
+    return grid_of_e4m3(values, stored.tensors["scales"][block].to(stored.device))
 
 
 def _fp8_rule(scheme: Fp8Both, method: str, dtype: torch.dtype) -> Rule:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ingot.building.source.plain_readings import WORD_ROWS, StoredRows, reading_of
+from ingot.building.source.plain_readings import SCALED_ROWS, WORD_ROWS, StoredRows, reading_of
 from ingot.building.source.rounding_limits import Rule, clipped, judged
 from ingot.building.source.tensor_origin import Known
 from ingot.layers.linear import Linear
@@ -64,7 +64,7 @@ def judge_narrow(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    per_tensor: bool = False,
+    scales: str = "channel",
 ) -> Off:
     """How far a layer's values, scales and zeros are off.
 
@@ -73,13 +73,13 @@ def judge_narrow(
         tensors: the layer's, by leaf.
         known: its weight [N, K], columns as the engine stores them except for an ``order``.
         dtype: the engine's.
-        per_tensor: all rows have one scale.
+        scales: weights that share one, as ``weight_scales`` of ``QuantConfig``.
     """
     off = Off()
     rule = None if method == "stored" else reading_of(linear.scheme).rule(linear.scheme, method, dtype)
     weight, columns = known.tensor, linear.in_features
     order = tensors["order"].to(device).long() if "order" in tensors else None
-    peak = weight.abs().amax().float().to(device) if per_tensor else None
+    peaks = _peaks(weight, scales)
     values = _CPU_VALUES if device.type == "cpu" else _VALUES
     rows = max(values // columns // WORD_ROWS, 1) * WORD_ROWS
     for part in _slices(len(weight), rows):
@@ -97,11 +97,23 @@ def judge_narrow(
             continue
         off.compare(grid.meant.flatten(1)[:, :columns], wanted)
         own = None if slack is None else in_groups(slack, group)
+        peak = None if peaks is None else peaks[part].to(device)
         for measure, shares in judged(_cut(grid, blocks), blocks, rule, peak, own).items():
             off.add(measure, shares, part.start)
     if rule is not None and not rule.nearest:
         _add_moved(off, linear, tensors, weight.to(device).float(), rule, dtype, device)
     return off
+
+
+def _peaks(weight: torch.Tensor, scales: str) -> torch.Tensor | None:
+    """The largest magnitudes, fp32 [N, groups], from which scales of more than a row are derived."""
+    if scales == "tensor":
+        return weight.abs().amax().float().expand(len(weight), 1)
+    if scales != "block":
+        return None
+    tall = torch.stack([rows.abs().amax(0) for rows in weight.split(SCALED_ROWS)]).float()
+    largest = tall.unflatten(1, (-1, SCALED_ROWS)).amax(2)
+    return largest[torch.arange(len(weight), device=weight.device) // SCALED_ROWS]
 
 
 def _slack(known: Known, weight: torch.Tensor, rows: slice) -> torch.Tensor | None:

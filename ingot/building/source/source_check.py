@@ -270,9 +270,9 @@ class _Check:
         self._expect_shape(name, known.tensor, (linear.out_features, linear.in_features))
         if not packed and (known.exact or (method == "round" and not linear.scheme.packs_fp32)):
             known = known.cast(self._half(one.path))
-        per_tensor = own.weight_scales == "tensor" and not packed
+        scales = "channel" if packed else own.weight_scales
         dtype = self._half(one.path)
-        off = judge_narrow(linear, method, tensors, known, dtype, self._device, per_tensor=per_tensor)
+        off = judge_narrow(linear, method, tensors, known, dtype, self._device, scales=scales)
         if packed and linear.scheme.static:
             scale, stored = float(tensors["input_scale"]), self._source.input_scale(one.path)
             off.add("input scale", torch.tensor([0.0 if scale == stored else torch.inf]))

@@ -23,8 +23,10 @@ ENDS = {
         *("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
         "input_scale",
     ),
+    "fp8": ("weight", "weight_scale_inv", "input_scale"),
 }
-_FIRST = {"gptq": ("qweight",), "awq": ("qweight",), "compressed-tensors": ("weight_packed", "weight_scale")}
+_FIRST = {"gptq": ("qweight",), "awq": ("qweight",), "compressed-tensors": ("weight_packed", "weight_scale"),
+          "fp8": ("weight_scale_inv",)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Packing:
     """What config.json says of the layout.
 
     Attributes:
-        kind: ``gptq``, ``awq`` or ``compressed-tensors``.
+        kind: ``gptq``, ``awq``, ``compressed-tensors`` or ``fp8``.
         group: columns of a scale where no tensor says which column has which; 0: all.
         less: how much smaller than a zero its stored value is.
         symmetric: zeros are in the middle, whatever is stored.
@@ -69,7 +71,8 @@ def meant(form: Packing, pieces: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """W [N, K] = (q - zero) · scale, fp32."""
     if form.tiles is not None:
         row, column = (torch.arange(size) for size in pieces["weight"].shape)
-        scales = pieces["weight_scale"][row // form.tiles[0]][:, column // form.tiles[1]]
+        own = pieces["weight_scale_inv" if form.kind == "fp8" else "weight_scale"]
+        scales = own[row // form.tiles[0]][:, column // form.tiles[1]]
         return pieces["weight"].float() * scales.float()
     if form.kind == "compressed-tensors":
         values, zeros, scales, index = _compressed(form, pieces)

@@ -27,7 +27,10 @@ _SMOOTH = f"({listed(of_method('smoothquant'))}) smoothquant"
 _METHOD = f"How quantized values are chosen: round, or with --calib gptq, awq or {_SMOOTH}."
 _ACTIVATIONS = f"Activation scales in {_SCALED}: dynamic, one per token, or static, from --calib."
 _ALPHA = "Strength of smoothquant: 0 to 1 (higher moves more of the outliers into the weights), or search."
-_SCALES = f"Weight scales in {listed(choosing('weight_scales'))}: one per channel, or one per tensor."
+_SCALES = (
+    f"Weight scales in {listed(choosing('weight_scales'))}: one per channel, or one per tensor; of fp8 "
+    "also block, one per 128 x 128."
+)
 _ROTATE = f"Whether {_ROTATING} rotates the hidden states to spread outliers over channels."
 _RPTQ = f"of RPTQ ({listed(SITES)}; docs/int8.md)"
 _CLUSTERS = f"Most clusters at the sites {_RPTQ}: one number, or SITE=NUMBER,…"

@@ -13,6 +13,7 @@ from ingot.config.quantization.quant_error import QuantFieldError
 from ingot.config.quantization.rptq_options import AFTER_NORMS, RptqConfig, site_of
 from ingot.config.quantization.scheme_table import (
     ACTIVATIONS,
+    BLOCKS,
     GROUPS,
     HEADS,
     METHODS,
@@ -29,9 +30,11 @@ from ingot.errors import ConfigError
 
 SEARCH = "search"
 HEAD = "lm_head"
-SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "gguf": "GGUF"}
+SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "fp8": "fp8",
+           "gguf": "GGUF"}  # fmt: skip
 REPLACEABLE = frozenset({"gguf"})  # sources whose values a build may dequantize to choose others
 _METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
+_SCALES_LABEL = {"tensor": "one weight scale per layer", BLOCKS: "scales per block of 128 x 128"}
 _DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
 
@@ -56,7 +59,8 @@ class QuantConfig(JsonConfig):
             activations keep the engine's dtype, or have RPTQ's scales per block.
         alpha: of ``smoothquant``: 0 leaves the activations unchanged, 1 makes all their channels equally
             large; ``search``: the best of each input by its samples. None: 0.5.
-        weight_scales: ``channel``, one per row, or ``tensor``, one per layer.
+        weight_scales: ``channel``, one per row, ``tensor``, one per layer, or ``block``, one per 128 rows
+            and columns, with activations' for 128 columns.
         rotation: an orthogonal matrix rotates the hidden states and the values of heads, which changes no
             output and spreads outliers over channels; not for models with LayerNorm.
         source: the format of a checkpoint that is already quantized (``SOURCES``), whose values are kept;
@@ -167,8 +171,11 @@ class QuantConfig(JsonConfig):
         if self.method not in ("round", "smoothquant"):
             allowed = allowed[:1]  # only these two find a scale
         self._take("activations", "unsupported activations", allowed, allowed[0])
-        scales = WEIGHT_SCALES if self._chooses("weight_scales") else WEIGHT_SCALES[:1]
-        self._take("weight_scales", "unsupported weight scales", scales)
+        offered = [info.weight_scales for info in self._infos() if len(info.weight_scales) > 1]
+        scales = [
+            kind for kind in (*WEIGHT_SCALES, BLOCKS) if offered and all(kind in one for one in offered)
+        ]
+        self._take("weight_scales", "unsupported weight scales", scales or WEIGHT_SCALES[:1])
 
     def _check_alpha(self) -> None:
         smooth = self.method == "smoothquant"
@@ -301,7 +308,7 @@ class QuantConfig(JsonConfig):
             parts.append("rotated" if self.rotation else "not rotated")
         if self.activations != "none":
             parts.append(f"{self.activations} activations")
-            parts += ["one weight scale per layer"] if self.weight_scales == "tensor" else []
+            parts += [_SCALES_LABEL[self.weight_scales]] if self.weight_scales in _SCALES_LABEL else []
         if self.method == "smoothquant":
             parts.append(f"by SmoothQuant with alpha {self.alpha}")
         elif self.source:

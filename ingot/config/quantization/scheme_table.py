@@ -8,6 +8,7 @@ from dataclasses import dataclass
 METHODS = ("round", "gptq", "awq", "smoothquant")
 ACTIVATIONS = ("dynamic", "static")
 WEIGHT_SCALES = ("channel", "tensor")
+BLOCKS = "block"  # weight scales of 128 rows and columns, beside activations by 128 columns
 GROUPS = (0, 32, 64, 128)
 DENSE_BITS = 16  # of weights and activations in the engine's dtype
 
@@ -63,7 +64,7 @@ SCHEMES = {
         8,
         8,
         activations=ACTIVATIONS[:1],
-        weight_scales=WEIGHT_SCALES,
+        weight_scales=(*WEIGHT_SCALES, BLOCKS),
         floating=True,
         wider="w8a16",
     ),

@@ -155,6 +155,7 @@ def silu_mul_int8(
     tiles: Mapping[str, int] | None = None,
     activation: Gate = "silu",
     dtype: torch.dtype = torch.int8,
+    group: int = 0,
 ) -> Int8Rows:
     """``quantize_rows(silu_mul(gate_up))`` to the bit, in one kernel.
 
@@ -164,6 +165,7 @@ def silu_mul_int8(
         tiles: ``num_warps``, ``OVERLAP`` (launch_overlap.py).
         activation: as of :func:`silu_mul`.
         dtype: int8 or e4m3, of the values.
+        group: as of :func:`quantize_rows`, a power of two; not with ``static``.
 
     Returns:
         [T, I] in 8 bits.
@@ -172,9 +174,16 @@ def silu_mul_int8(
     inner = gate_up.shape[1] // 2
     expect_range("the width", inner, 1, MAX_WIDTH)
     expect_static(static, gate_up)
+    _expect_groups(group, inner, static)
     if runs_on_gpu(gate_up):
-        return _launch(gate_up, inner, static, tiles, gated=True, activation=activation, dtype=dtype)
-    return quantize_rows(silu_mul_reference(gate_up, activation), static=static, dtype=dtype)
+        return _launch(gate_up, inner, static, tiles, True, activation, group, dtype)
+    return quantize_rows(silu_mul_reference(gate_up, activation), group, static, dtype)
+
+
+def _expect_groups(group: int, width: int, static: torch.Tensor | None) -> None:
+    if group and (width % group or static is not None):
+        what = "groups must divide the width and have scales of their own"
+        raise KernelArgumentError(what, seen=group, allowed=f"a divisor of {width}")
 
 
 def quantized(
@@ -195,8 +204,7 @@ def quantized(
     """
     expect_rows("x", x)
     expect_range("the width", x.shape[1], 1, MAX_WIDTH)
-    if group and (x.shape[1] % group or static is not None):
-        raise KernelArgumentError("groups must divide the width and have scales of their own", seen=group)
+    _expect_groups(group, x.shape[1], static)
     expect_static(static, x)
     if not runs_on_gpu(x):
         y = x if activation is None else plain_activation(x, activation)

@@ -149,7 +149,7 @@ def norm_kernel(
         y = (s * rstd * weight + shift).to(dtype)
     else:
         y = _weighted(s * rstd, weight, dtype, WIDE)
-    store_row(y, y_ptr, scale_ptr, order, step, zero, row, HIDDEN, WIDTH, BITS, STATIC, ORDERED)
+    store_row(y, y_ptr, scale_ptr, order, step, zero, row, HIDDEN, WIDTH, BITS, STATIC, ORDERED, GROUP)
 
 
 def launch_norm(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_range
-from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
+from ingot.kernels.rows.int8_rows import BLOCK, E4M3, Int8Rows, Int8Weight
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expect_int4
 from ingot.kernels.weight.stored_weight import StoredWeight
 
@@ -44,7 +44,8 @@ class Weight(NamedTuple):
 
     Attributes:
         ptr, stride: values, words or pairs.
-        scales, zeros: those of a ``StoredWeight``; ``scale_stride`` lies between groups, of both.
+        scales, zeros: those of a ``StoredWeight``; ``scale_stride`` lies between groups, of both. Of 8 bits
+            ``scale_stride`` lies between blocks of rows; without one rows have the scales.
         steps: those of an ``Int4Weight``; ``scale_stride`` is theirs.
     """
 
@@ -195,7 +196,21 @@ def expect_product(x: Int8Rows, weight: AnyInt8, outputs: int | None = None) -> 
         expect("scales", weight.scales, (len(weight.pairs),), like=x.values, dtype=torch.float32)
     else:
         expect("weight", weight.values, (outputs, columns), like=x.values)
-        expect("scales", weight.scales, (weight.values.shape[0],), like=x.values, dtype=torch.float32)
+        _expect_scales(weight, x)
+
+
+def _expect_scales(weight: Int8Weight, x: Int8Rows) -> None:
+    rows, columns = weight.values.shape
+    shape: tuple[int, ...] = (rows,)
+    if weight.in_blocks:
+        if x.group != BLOCK or weight.values.dtype != E4M3:
+            seen = f"groups of {x.group}, {weight.values.dtype}"
+            allowed = f"groups of {BLOCK}, {E4M3}"
+            raise KernelArgumentError(
+                "a weight in blocks cannot multiply these rows", seen=seen, allowed=allowed
+            )
+        shape = (-(-rows // BLOCK), columns // BLOCK)
+    expect("scales", weight.scales, shape, like=x.values, dtype=torch.float32)
 
 
 def scale_stride(x: Int8Rows) -> int:

@@ -78,6 +78,29 @@ def store_int8_row(
 
 
 @triton.jit
+def store_int8_groups(
+    wide: tl.tensor,
+    y_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    COUNT: tl.constexpr,
+    GROUP: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> None:
+    """Quantize and store a row [BLOCK] of DTYPE, COUNT values in whole groups and then zeros, and the scales
+    of its groups.
+    """
+    GROUPS: tl.constexpr = wide.shape[0] // GROUP
+    groups, cols = tl.arange(0, GROUPS), tl.arange(0, wide.shape[0])
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    most = tl.max(tl.reshape(tl.abs(wide), [GROUPS, GROUP]), axis=1)
+    scale, inverse = scale_of(most, kind)
+    tl.store(scale_ptr + groups, scale, mask=groups < COUNT // GROUP)
+    # One dimension again: a row's values stay where they are.
+    spread = tl.reshape(tl.broadcast_to(inverse[:, None], [GROUPS, GROUP]), [GROUPS * GROUP])
+    tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, spread, kind), mask=cols < COUNT)
+
+
+@triton.jit
 def row_inverse(
     most: tl.tensor, scale_ptr: tl.tensor, row: tl.tensor, STATIC: tl.constexpr, DTYPE: tl.constexpr
 ) -> tl.tensor:

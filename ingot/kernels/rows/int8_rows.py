@@ -21,6 +21,7 @@ E4M3_MOST = 448.0  # the largest magnitude of e4m3
 MOST = 127  # of int8: a row's own scale makes values -127 … 127, symmetric around 0;
 LEAST = -128  # with a static scale they are clamped at -128, as in compressed-tensors
 _EXACT = 1024  # columns
+BLOCK = 128  # rows and columns of a weight that share a scale, and columns of its input, if not whole rows do
 LEAST_MAGNITUDE = 1e-10  # a row of zeros is quantized as if its largest magnitude were this
 
 
@@ -45,7 +46,7 @@ class Int8Weight:
 
     Attributes:
         values: int8 or e4m3 [N, K], rows contiguous.
-        scales: fp32 [N], one per output.
+        scales: fp32 [N], one per output; or [⌈N / 128⌉, K / 128], one per block, for rows in groups of 128.
         temporary: the previous kernel writes the values; otherwise they are constants, which a product may
             load before that kernel has ended.
     """
@@ -53,6 +54,23 @@ class Int8Weight:
     values: torch.Tensor
     scales: torch.Tensor
     temporary: bool = False
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether blocks of 128 rows and columns have scales."""
+        return self.scales.dim() == 2
+
+    def piece(self, rows: slice) -> Int8Weight:
+        """Some rows; of a weight in blocks ``rows`` starts at one."""
+        own = slice(rows.start // BLOCK, -(-rows.stop // BLOCK)) if self.in_blocks else rows
+        return Int8Weight(self.values[rows], self.scales[own])
+
+    def beside(self) -> torch.Tensor:
+        """The scales as they stand beside the values: [N, 1] or [N, K]."""
+        if not self.in_blocks:
+            return self.scales[:, None]
+        rows, columns = (torch.arange(size, device=self.scales.device) // BLOCK for size in self.values.shape)
+        return self.scales[rows[:, None], columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +145,11 @@ def int8_product(
         sums = torch.zeros(len(x.values), len(weight.values), device=x.values.device)
         for i, c in enumerate(range(0, x.values.shape[1], x.group)):  # ascending: one order for any row
             part = int8_sums(x.values[:, c : c + x.group], weight.values[:, c : c + x.group])
-            sums = sums + part.float() * x.scales[:, i, None]
+            part = part.float() * x.scales[:, i, None]
+            if weight.in_blocks:
+                part = part * weight.scales[:, i].repeat_interleave(BLOCK)[: len(weight.values)]
+            sums = sums + part
     else:
         sums = int8_sums(x.values, weight.values).float() * x.scales[:, None]
-    y = sums * weight.scales
+    y = sums if weight.in_blocks else sums * weight.scales
     return (y if bias is None else y + bias.float()).to(dtype)

@@ -61,6 +61,8 @@ def small_int8_tiles(
     8. Without early loads of the weight, and of e4m3, tiles have the rows of a warpgroup's product.
     """
     kind, size, parts = "fp8" if e4m3 else "int8", outputs, ""
+    if e4m3 and group:
+        kind = "fp8_blocks"
     if split:
         size, parts = width, "_parts"
     tiles = {"OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}

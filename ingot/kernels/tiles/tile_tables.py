@@ -176,6 +176,14 @@ fp8_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
  32: ≤8192 64 256 4 4 0 0 8; 64 256 4 4 0 0 4
  64: 64 128 4 5 0 0 4
 
+fp8_blocks BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
+ 16: 64 128 4 8 2 0
+any: 64 128 4 5 2 0
+
+fp8_blocks_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
+ 16: 64 128 4 8 0 0 4
+any: 64 128 4 5 0 0 4
+
 int8_straight BLOCK_N BLOCK_K num_warps FRAGMENTS
   8: ≤16383 32 256 4 1; 16 256 4 1
  16: ≤16383 32 256 4 1; 32 256 2 1

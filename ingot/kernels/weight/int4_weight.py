@@ -53,6 +53,11 @@ def as_int8(weight: AnyInt8) -> Int8Weight:
     return expanded(weight) if isinstance(weight, Int4Weight) else weight
 
 
+def outputs_of(weight: AnyInt8) -> int:
+    """N."""
+    return len(weight.scales) if isinstance(weight, Int4Weight) else len(weight.values)
+
+
 def num_groups(in_features: int, group: int) -> int:
     """Groups per row, the last one padded."""
     return -(-in_features // group)

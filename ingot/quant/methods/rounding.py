@@ -20,7 +20,7 @@ import torch
 
 from ingot.device import dtype_name
 from ingot.errors import BuildError, ConfigError
-from ingot.kernels.rows.int8_rows import E4M3, E4M3_MOST
+from ingot.kernels.rows.int8_rows import BLOCK, E4M3, E4M3_MOST
 from ingot.quant.quantized_values import Quantized
 
 BITS = (8, 4)
@@ -102,6 +102,23 @@ def quantize_e4m3(weight: torch.Tensor, *, per_tensor: bool = False) -> Quantize
         values[start : start + rows] = exact.to(E4M3)  # to the nearest, halves to the even one
         kept.append(scales.float())
     return Quantized(values, torch.cat(kept), None, BITS[0], 0)
+
+
+def quantize_e4m3_blocks(weight: torch.Tensor) -> Quantized:
+    """Every weight [N, K] to its nearest value of e4m3 times the scale of its block of 128 rows and columns,
+    largest magnitude / 448; K is a multiple of 128. A block of zeros has scale 1.
+
+    Raises as ``quantize``.
+    """
+    check(weight, BITS[0], 0)
+    values, kept = torch.empty(weight.shape, dtype=E4M3, device=weight.device), []
+    for start in range(0, len(weight), BLOCK):
+        pieces = widened(weight[start : start + BLOCK]).unflatten(1, (-1, BLOCK))  # [rows, blocks, 128]
+        scales = _stored(pieces.abs().amax((0, 2)) / E4M3_MOST, torch.float32)
+        exact = (pieces / scales[:, None]).clamp(-E4M3_MOST, E4M3_MOST)
+        values[start : start + BLOCK] = exact.flatten(1).to(E4M3)  # to the nearest, halves to the even one
+        kept.append(scales.float()[:, None].expand(-1, len(pieces)))
+    return Quantized(values, torch.cat(kept, 1), None, BITS[0], BLOCK)
 
 
 def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Int8Products(LinearScheme):
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         weight = self.plain_weight(tensors, in_features)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
+        return (weight.values.to(wide) * weight.beside().to(wide)).to(dtype)
 
     def dequantize_input(
         self, rows: Int8Rows, tensors: Tensors, like: torch.Tensor

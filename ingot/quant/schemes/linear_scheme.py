@@ -53,6 +53,7 @@ class LinearScheme(ABC):
         input_dtype: of quantized rows, int8 or e4m3.
         static: whether activations have one scale, the tensor ``input_scale``.
         input_group: neighbouring activations that share a scale; 0: the whole row.
+        grouped_input: whether every input has these groups; otherwise they are an attention's heads.
         ordered: whether the input's channels are gathered in another order, the tensor ``order``.
     """
 
@@ -79,6 +80,10 @@ class LinearScheme(ABC):
     @property
     def input_group(self) -> int:
         return 0
+
+    @property
+    def grouped_input(self) -> bool:
+        return False
 
     @property
     def ordered(self) -> bool:

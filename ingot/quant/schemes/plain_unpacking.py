@@ -72,14 +72,16 @@ def grid_of_int8(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
 
 
 def grid_of_e4m3(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
-    """Of values [N, K] in e4m3 with a scale per row, by their bits: sign, exponent plus 7, fraction."""
+    """Of values [N, K] in e4m3, by their bits: sign, exponent plus 7, fraction. Scales are of rows [N], or
+    [N, G] of groups of K / G columns.
+    """
     bits = values.view(torch.uint8).int()
     power, fraction = (bits >> 3) & 15, (bits & 7).float()
     size = torch.where(power > 0, torch.ldexp(1 + fraction / 8, power - 7), torch.ldexp(fraction, power - 9))
     size = torch.where((bits & 127) == 127, torch.nan, size)
-    rows = scales.float()[:, None]
-    meant = torch.where(bits > 127, -size, size) * rows
-    return _with_ends(meant[:, None], rows, -448 * rows, 448 * rows)
+    rows = scales.float().reshape(len(scales), -1)
+    meant = torch.where(bits > 127, -size, size).unflatten(1, (rows.shape[1], -1)) * rows[..., None]
+    return _with_ends(meant, rows, -448 * rows, 448 * rows)
 
 
 def grid_of_blocks(values: torch.Tensor, scales: torch.Tensor, block: int) -> PlainGrid:

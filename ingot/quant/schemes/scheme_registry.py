@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.scheme_table import (
+    BLOCKS,
     GROUPS,
     METHODS,
     SCHEMES,
@@ -129,7 +130,7 @@ def _int8_both(config: QuantConfig, place: InputPlace) -> LinearScheme:
 
 
 def _fp8_both(config: QuantConfig, place: InputPlace) -> LinearScheme:
-    return Fp8Both(config.weight_scales == "tensor")
+    return Fp8Both(config.weight_scales == "tensor", config.weight_scales == BLOCKS)
 
 
 def _int4_in_int8(config: QuantConfig, place: InputPlace) -> LinearScheme:

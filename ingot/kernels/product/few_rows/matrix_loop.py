@@ -45,12 +45,20 @@ def _row_scales(x: InputRows, token: tensor, group: tensor, GROUPS: constexpr) -
 
 
 @triton.jit
-def _add(acc: tensor, w: tensor, x: tensor, scales: tensor, GROUPED: constexpr) -> tensor:
-    """acc + w · xᵀ; GROUPED: the product times the rows' scales. Tensor cores keep few bits of sums of e4m3,
-    so those of each step join fp32 sums.
+def _block_scales(weight: Weight, rows: tensor, group: tensor, GROUPS: constexpr) -> tensor:
+    """Scales of the blocks of 128 columns that rows of the weight have at a group, at most the last."""
+    return tl.load(weight.scales + rows // 128 * weight.scale_stride + tl.minimum(group, GROUPS - 1))
+
+
+@triton.jit
+def _add(acc: tensor, w: tensor, x: tensor, scales: tensor, blocks: tensor, GROUPED: constexpr) -> tensor:
+    """acc + w · xᵀ; GROUPED: the product times the rows' scales, and of a weight in blocks those of its
+    ``blocks``. Tensor cores keep few bits of sums of e4m3, so those of each step join fp32 sums.
     """
     if x.dtype == tl.float8e4nv:
         product = tl.dot(w, tl.trans(x), max_num_imprecise_acc=x.shape[1])
+        if blocks is not None:
+            product *= blocks[:, None]
         acc += product * scales[None, :] if GROUPED else product
     elif GROUPED:
         acc += tl.dot(w, tl.trans(x), out_dtype=tl.int32).to(tl.float32) * scales[None, :]
@@ -97,7 +105,11 @@ def matrix_tile(
         real = real & (cols < SPAN)[None, :]
     columns = x.ptr + token[:, None] * x.stride + cols[None, :]
     places = weight.ptr + (rows.to(tl.int64) * weight.stride)[:, None] + cols[None, :]
-    if x.scales is not None:
+    IN_BLOCKS: constexpr = weight.scale_stride is not None
+    blocks = None
+    if IN_BLOCKS:
+        blocks = _block_scales(weight, rows, first, GROUPS)
+    elif x.scales is not None:
         scales = tl.load(weight.scales + rows)[:, None]  # constants: loaded before the wait
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.int32 if INT8 and not GROUPED else tl.float32)
     x_scales = tl.zeros([BLOCK_T], dtype=tl.float32)
@@ -134,7 +146,7 @@ def matrix_tile(
                     columns + here, mask=now & (step < 0), other=row
                 )  # keeps the layout, loads nothing
                 ahead = tl.load(columns + there, mask=then, other=0.0)
-            acc = _add(acc, w, row, x_scales, GROUPED)
+            acc = _add(acc, w, row, x_scales, blocks, GROUPED)
             row = ahead
         elif PREFETCH == 1:
             if step == 0:
@@ -143,13 +155,15 @@ def matrix_tile(
                 x_scales = _row_scales(x, token, first * GROUPED, GROUPS)
             else:
                 row = tl.load(columns + here, mask=now, other=0.0)
-            acc = _add(acc, w, row, x_scales, GROUPED)
+            acc = _add(acc, w, row, x_scales, blocks, GROUPED)
         else:
             row = tl.load(columns + here, mask=now, other=0.0)
-            acc = _add(acc, w, row, x_scales, GROUPED)
+            acc = _add(acc, w, row, x_scales, blocks, GROUPED)
         if GROUPED:
             x_scales = _row_scales(x, token, first + step + 1, GROUPS)
-    if x.scales is not None:
+        if IN_BLOCKS:
+            blocks = _block_scales(weight, rows, first + step + 1, GROUPS)
+    if x.scales is not None and not IN_BLOCKS:
         if not GROUPED:
             acc = acc.to(tl.float32) * x_scales[None, :]
         acc *= scales

@@ -19,7 +19,7 @@ from ingot.kernels.product.product_arguments import ProductLoop
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
 from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS, small_int8_tiles, whole_steps
 from ingot.kernels.tiles.product_tiles import WeightShape, settled, small_tiles, split_tiles, whole_chunks
-from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, outputs_of
 from ingot.kernels.weight.stored_weight import BLOCK_ROWS, StoredWeight
 
 KEPT_LAUNCHES = 4096  # a few for every product and number of rows
@@ -99,7 +99,7 @@ def int8_launch(
     Otherwise another kernel writes it as int8 first, and the launch waits for that.
     """
     given = tuple(tiles.items()) if tiles else ()
-    shape = (len(weight.scales), x.values.shape[1], 8, x.group)
+    shape = (outputs_of(weight), x.values.shape[1], 8, x.group)
     fits, four_bits = False, 0
     if isinstance(weight, Int4Weight):
         sides, four_bits = (x.values, weight.pairs), weight.group

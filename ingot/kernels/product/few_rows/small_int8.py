@@ -15,7 +15,7 @@ from ingot.kernels.product.few_rows.resolved_launch import LINEAR, PARTS, Resolv
 from ingot.kernels.product.product_arguments import scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums
 from ingot.kernels.weight.expand_int8 import whole_int8
-from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, outputs_of
 
 
 def int8_rows_argument(x: Int8Rows, scaled: bool = True) -> tuple[Any, ...]:
@@ -33,6 +33,8 @@ def int8_weight_argument(weight: AnyInt8, launch: ResolvedLaunch) -> tuple[Any, 
         levels = (weight.steps.stride(0), weight.zeros, weight.steps)
         return weight.pairs, weight.pairs.stride(0), weight.scales, *levels
     whole = whole_int8(weight)
+    if whole.in_blocks:
+        return whole.values, whole.values.stride(0), whole.scales, whole.scales.stride(0)
     return whole.values, whole.values.stride(0), whole.scales
 
 
@@ -49,7 +51,7 @@ def _launch(
         int8_rows_argument(x, scaled=y.dtype != torch.int32),
         int8_weight_argument(weight, launch),
         sums_argument(y, bias, residual),
-        N=len(weight.scales),
+        N=outputs_of(weight),
         SHARE=launch.share,
         SPLITS=launch.splits,
         LOOP=launch.loop,
@@ -68,7 +70,7 @@ def small_int8_linear_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in ``int8_linear``, unchecked."""
-    shape = (x.values.shape[0], len(weight.scales))
+    shape = (x.values.shape[0], outputs_of(weight))
     y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
     if y.numel():
         _launch(x, weight, bias, residual, y, int8_launch(LINEAR, x, weight, tiles))
@@ -80,7 +82,7 @@ def small_int8_parts_triton(
 ) -> Int8Sums | torch.Tensor:
     """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
     launch = int8_launch(PARTS, x, weight, tiles)
-    shape = (launch.splits, x.values.shape[0], len(weight.scales))
+    shape = (launch.splits, x.values.shape[0], outputs_of(weight))
     scaled = bool(x.group) or x.values.dtype == E4M3
     dtype = torch.float32 if scaled else torch.int32
     y = torch.empty(shape, dtype=dtype, device=x.values.device)

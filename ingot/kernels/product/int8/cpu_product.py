@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from ingot.kernels.rows.int8_rows import LEAST, MOST, Int8Rows, Int8Weight, int8_product
+from ingot.kernels.rows.int8_rows import BLOCK, LEAST, MOST, Int8Rows, Int8Weight, int8_product
 from ingot.kernels.weight.stored_weight import PIECE
 
 SPREAD = 64  # rows up to which groups are spread over rows of their own
@@ -63,9 +63,10 @@ def _by_reference(
 ) -> torch.Tensor:
     """A piece of the weight at a time, widened to fp32."""
     rows = max(1, PIECE // max(weight.values.shape[1], 1))
+    if weight.in_blocks:
+        rows = -(-rows // BLOCK) * BLOCK
     pieces = []
     for start in range(0, weight.values.shape[0], rows):
         own = slice(start, start + rows)
-        piece = Int8Weight(weight.values[own], weight.scales[own])
-        pieces.append(int8_product(x, piece, dtype, None if bias is None else bias[own]))
+        pieces.append(int8_product(x, weight.piece(own), dtype, None if bias is None else bias[own]))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)

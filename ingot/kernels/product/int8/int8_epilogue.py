@@ -21,13 +21,14 @@ def ended(
     residual: tensor,
     DTYPE: constexpr,
 ) -> tensor:
-    """Scale sums (by the rows' scales if there are some), add bias and residual if there are some, and round
+    """Scale sums by the rows' and the weight's scales, add bias and residual, each if there is one, and round
     once. All of them broadcast over the sums.
     """
     y = sums.to(tl.float32)
     if x_scales is not None:
         y *= x_scales
-    y *= weight_scales
+    if weight_scales is not None:
+        y *= weight_scales
     if bias is not None:
         y += bias.to(tl.float32)
     if residual is not None:

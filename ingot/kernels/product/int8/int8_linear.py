@@ -35,7 +35,7 @@ from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, FEW_PARTS, INT8_FRAGMENT
 from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors, has_warpgroups
 from ingot.kernels.tiles.warpgroup_tiles import TILES
 from ingot.kernels.weight.expand_int8 import whole_int8
-from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, as_int8
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, as_int8, outputs_of
 
 # Of products in e4m3 whose rows must be summed in one order beside any other rows.
 INVARIANT_FP8_TILES = {
@@ -78,7 +78,8 @@ def int8_linear(
 
     Args:
         x: [M, K] in 8 bits, int8 or e4m3, any M.
-        weight: [N, K] in the same, or 4 bits inside 8, a constant, as in :func:`small_linear`.
+        weight: [N, K] in the same, or 4 bits inside 8, a constant, as in :func:`small_linear`; in blocks for
+            rows in groups of 128.
         dtype: fp16, bf16 or fp32, of the result.
         bias: [N] or None, in ``dtype`` or fp32.
         residual: [M, N] or None, in ``dtype``; added after the bias.
@@ -92,7 +93,7 @@ def int8_linear(
     expect_product(x, weight)
     if dtype not in FLOAT_DTYPES:
         raise KernelArgumentError("the result has the wrong dtype", seen=dtype, allowed=FLOAT_DTYPES)
-    shape = (x.values.shape[0], len(weight.scales))
+    shape = (x.values.shape[0], outputs_of(weight))
     if bias is not None:
         wanted = torch.float32 if bias.dtype == torch.float32 else dtype
         expect("bias", bias, shape[1:], like=x.values, dtype=wanted)
