@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Sums
+from ingot.kernels.weight.int4_weight import outputs_of
 
 Tiles = Mapping[str, int]
 # (rows, weight, bytes of a result's value, whether sums are in parts, tiles) → all tiles
@@ -31,7 +32,7 @@ def whole_sums(
     tiles: Tiles | None,
 ) -> torch.Tensor:
     """x · Wᵀ + bias + residual [M, N] in ``dtype``, in ``out`` where there is one; without rows no launch."""
-    shape = (x.values.shape[0], len(weight.scales))
+    shape = (x.values.shape[0], outputs_of(weight))
     y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
     if y.numel():
         choice = choose(x, weight, dtype.itemsize, False, tiles)
@@ -46,7 +47,7 @@ def parted_sums(
     scaled = bool(x.group) or x.values.dtype == E4M3
     dtype = torch.float32 if scaled else torch.int32
     choice = choose(x, weight, dtype.itemsize, True, tiles)
-    shape = (choice["SPLITS"], x.values.shape[0], len(weight.scales))
+    shape = (choice["SPLITS"], x.values.shape[0], outputs_of(weight))
     y = torch.empty(shape, dtype=dtype, device=x.values.device)
     if y.numel():
         launch(x, weight, None, None, y, choice)
