@@ -162,6 +162,7 @@ def main() -> None:
         "results": figures(run, works),
         "ceiling": ceiling and {"read_gb_s": ceiling.read_gb_s, "matmul_tflop_s": ceiling.matmul_tflop_s},
         "machine": machine(device),
+        "card": str(torch.cuda.get_device_properties(device).uuid),
     }
     given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

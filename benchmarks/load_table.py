@@ -27,20 +27,9 @@ def load_curve() -> str:
     return markdown(head, rows)
 
 
-def short_curve() -> str:
-    """README: what a client waits for, both servers on one GPU."""
-    names = {"ttft_ms": "first token", "tpot_ms": "next tokens"}
-    head = ["requests/s", *(f"{title} {name}, ms" for title in names.values() for name in SIDES)]
-    rows = []
-    for both in zip(*(of(file)["results"] for file in SIDES.values()), strict=True):
-        assert len({one["load"] for one in both}) == 1
-        rows.append([str(round(both[0]["rate"])), *(at(one, name, "p50") for name in names for one in both)])
-    return markdown(head, rows)
-
-
 def _figures(one: Row) -> list[str]:
     speed = at(one, "output_tokens_per_s", digits=4)
     return [speed, *(at(one, name, percent) for name, percent in COLUMNS)]
 
 
-LOAD_TABLES: dict[str, Callable[[], str]] = {"load-curve": load_curve, "load-curve-short": short_curve}
+LOAD_TABLES: dict[str, Callable[[], str]] = {"load-curve": load_curve}

@@ -48,7 +48,7 @@ def test_the_first_screen_has_the_essentials() -> None:
         "ingot build",
         "ingot verify",
         "ingot serve",
-        "load-curve-short",
+        "headline-8b",
         "| question |",
         "Next:",
     ]
