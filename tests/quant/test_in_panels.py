@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot import LLM, build
+from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.kernels.cpu import llvm_module
 from ingot.kernels.cpu.llvm_module import HostCpu, host_cpu
 from ingot.kernels.cpu.panel_products import float_product, integer_product
 from ingot.kernels.cpu.product_text import TILES_OF_AVX512, TILES_OF_OTHERS
@@ -23,6 +24,7 @@ from ingot.quant.schemes.linear_scheme import LinearScheme
 from ingot.quant.schemes.scheme_registry import Dense
 from ingot.quant.schemes.weight_only import WeightOnly
 from tests.e2e.tiny import write_tiny
+from tests.tiny_models import random_ids
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 N, K = 100, 320
@@ -75,7 +77,7 @@ def test_products_are_those_of_what_was_stored(name: str, dtype: torch.dtype) ->
     form, kept = found
     x = torch.randn(21, K, generator=torch.Generator().manual_seed(2))
     bound = 2e-6 * (x.double().abs() @ meant.abs().T) + 1e-7  # of fp32 sums; rounded rows would be 1e-3 off
-    for rows in (1, 2, 4, 7, 21):
+    for rows in (0, 1, 2, 4, 7, 21):
         y = form.apply(x[:rows], kept)
         assert ((y - (x[:rows].double() @ meant.T + stored["bias"])).abs() <= bound[:rows]).all()
     assert same(form.original(kept), stored)
@@ -92,6 +94,7 @@ def test_int8_products_have_the_bits_of_exact_sums(name: str) -> None:
     form, kept = found
     assert isinstance(form, Int8InPanels)
     x = torch.randn(21, K, generator=torch.Generator().manual_seed(2)) * 0.8
+    assert form.apply(x[:0], kept).shape == (0, N)
     for rows in (1, 2, 4, 7, 21):
         assert torch.equal(form.apply(x[:rows], kept), scheme.apply(x[:rows], stored))
     assert same(form.original(kept), stored)
@@ -169,6 +172,27 @@ def test_shapes_that_panels_cannot_hold_are_left_to_others(scheme: LinearScheme,
 def test_without_llvmlite_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_panels, "host_cpu", lambda: None)
     assert in_panels.packing_of(Dense(), torch.bfloat16, 64) is None
+
+
+def test_an_old_llvmlite_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llvmlite.__version__", "0.45.1")
+    assert llvm_module._binding.__wrapped__() is None
+
+
+@pytest.mark.parametrize("scheme", ["none", "w4a16", "w8a8"])
+def test_a_prompt_in_several_steps(scheme: str, tmp_path: Path) -> None:
+    """Steps that want no logits give the head no rows."""
+    source = write_tiny(tmp_path / "tiny")
+    folder = build(
+        source, tmp_path / "engine", quant=QuantConfig(scheme, head="none"), dtype="bf16", proof=False
+    )
+    prompts = [random_ids(n, seed=n) for n in (45, 17, 33)]
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    few, whole = (
+        LLM(folder, "cpu", runtime=RuntimeConfig(token_budget=budget)).generate(prompts, params)
+        for budget in (16, 2048)
+    )
+    assert [answer.token_ids for answer in few] == [answer.token_ids for answer in whole]
 
 
 def test_this_processor_is_described() -> None:

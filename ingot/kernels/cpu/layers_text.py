@@ -193,7 +193,9 @@ def _exp() -> str:
     power = f.let(f"shl <16 x i32> {power}, <{', '.join(['i32 23'] * 16)}>")
     bits = f.let(f"bitcast {v} {y} to <16 x i32>")
     y = f.let(f"bitcast <16 x i32> {f.let(f'add <16 x i32> {power}, {bits}')} to {v}")
-    f.store(v, f.let(f"select <16 x i1> {small}, {v} zeroinitializer, {v} {y}"), "%x")
+    y = f.let(f"select <16 x i1> {small}, {v} zeroinitializer, {v} {y}")
+    nan = f.let(f"fcmp uno {v} {x}, {x}")  # a score that is not a number must be seen, not be left out
+    f.store(v, f.let(f"select <16 x i1> {nan}, {v} {x}, {v} {y}"), "%x")
     return str(f)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+OLDEST = (0, 46)  # llvmlite's release whose LLVM has pointers of one type
 _LOCK = threading.Lock()
 _LAUNCH = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -101,10 +102,13 @@ def _words(arguments: Sequence[int]) -> Any:
 
 @cache
 def _binding() -> Any:
-    """llvmlite, or None."""
+    """llvmlite, or None where it is missing or too old to read our text."""
     try:
+        release = importlib.import_module("llvmlite").__version__
         binding = importlib.import_module("llvmlite.binding")
     except ImportError:
+        return None
+    if tuple(int(part) for part in release.split(".")[:2]) < OLDEST:
         return None
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -116,10 +120,11 @@ def _binding() -> Any:
 def _openmp() -> bool:
     """Whether kernels can run on the threads of the OpenMP that PyTorch has loaded, GNU's."""
     names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
-    for path in sorted(Path(torch.__file__).parent.parent.glob("torch*/lib*/libgomp*.so*")):
+    place = Path(torch.__file__).parent
+    for path in (*place.glob("lib/libgomp*.so*"), *place.parent.glob("torch.libs/libgomp*.so*")):
         library = ctypes.CDLL(str(path))
-        for name in names:
-            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-            _binding().add_symbol(name, address)
-        return True
+        if all(hasattr(library, name) for name in names):
+            for name in names:
+                _binding().add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+            return True
     return False

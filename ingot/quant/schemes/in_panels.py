@@ -73,7 +73,7 @@ class InPanels(LoadedForm):
         rows = x if order is None else x.index_select(-1, order)
         if rows.dim() == 2:
             return float_product(rows, self.panels)
-        return float_product(rows.reshape(-1, x.shape[-1]), self.panels).view(*x.shape[:-1], -1)
+        return float_product(rows.reshape(-1, x.shape[-1]), self.panels).view(*x.shape[:-1], self.panels.out_features)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         return self.origin.dequantize(self.original(tensors), in_features, dtype)
@@ -130,7 +130,7 @@ class Int8InPanels(LoadedForm, Int8Products):
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         y = integer_product(self.quantize_input(x.reshape(-1, x.shape[-1]), tensors), self.panels)
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        return y.to(x.dtype).view(*x.shape[:-1], self.panels.out_features)
 
     def original(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """The tensors of the other scheme, without loss."""
