@@ -73,7 +73,8 @@ class InPanels(LoadedForm):
         rows = x if order is None else x.index_select(-1, order)
         if rows.dim() == 2:
             return float_product(rows, self.panels)
-        return float_product(rows.reshape(-1, x.shape[-1]), self.panels).view(*x.shape[:-1], self.panels.out_features)
+        y = float_product(rows.reshape(-1, x.shape[-1]), self.panels)
+        return y.view(*x.shape[:-1], self.panels.out_features)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         return self.origin.dequantize(self.original(tensors), in_features, dtype)
