@@ -258,7 +258,7 @@ class TestRefusals:
         ("changes", "words"),
         [
             ({"quant_method": "bitsandbytes"}, "quantization method; seen: bitsandbytes"),
-            ({"quant_method": "fp8"}, "weight_block_size of fp8; allowed: [rows, columns]"),
+            ({"quant_method": "fp8"}, "weight_block_size of fp8"),
             ({"bits": 3}, "number of bits; seen: 3"),
             ({"bits": 2}, "number of bits; seen: 2"),
             ({"group_size": 16}, "group size; seen: 16"),
