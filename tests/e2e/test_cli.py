@@ -166,6 +166,12 @@ def test_misuse_exits_with_2_and_failure_with_1(
         assert "not an engine" in result.stderr
 
 
+def test_the_manifest_itself_is_no_engine(engine: Path) -> None:
+    result = ingot("verify", engine / "manifest.json")
+    assert (result.exit_code, "but this is a file" in result.stderr) == (2, True)
+    assert str(engine) in result.stderr.split("fix: give its folder,")[1].replace("\n", "")
+
+
 def test_an_error_is_a_message_of_lines_and_no_traceback(engine: Path) -> None:
     result = ingot("run", engine, "hello", "--top-p", "4", "--device", "cpu")
     assert result.exit_code == 2
