@@ -122,7 +122,11 @@ class Manifest(JsonConfig):
         if not folder.exists():
             raise NoSuchPathError("no such folder", seen=folder, fix="correct the path")
         if folder.is_file():
-            fix = f"give its folder, {folder.parent}" if folder.name == MANIFEST_FILE else "give an engine folder"
+            fix = (
+                f"give its folder, {folder.parent}"
+                if folder.name == MANIFEST_FILE
+                else "give an engine folder"
+            )
             raise NoSuchPathError("an engine is a folder, but this is a file", seen=folder, fix=fix)
         if not path.is_file():
             raise NoSuchPathError(

@@ -133,6 +133,7 @@ def scheme_of(name: str, kind: str) -> QuantConfig:
 @pytest.mark.stays(
     *("rptq-w4a4-tied-auto", "rptq-w4a8-relu-bf16", "rptq-w8a8-gpt2-auto", "static-qwen-bf16"),
     *("w4a16-mistral-auto", "w4a8-tied-auto", "w8a16-llama-bf16", "w8a8-qwen3-bf16", "awq mixed-tied-bf16"),
+    "w8a8-fp8-qwen3-bf16",
 )
 @pytest.mark.parametrize(("name", "kind", "dtype"), TURNS)
 def test_it_is_built_described_proven_and_aligned(
