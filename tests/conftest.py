@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.forked import start_helper
 from tests.grid import mark_the_rest_slow
+from tests.kernels.compiled_once import compile_once
 
 if not torch.cuda.is_available():
     # Without a GPU the kernels' numbers are checked under Triton's interpreter, which must be chosen before
@@ -114,29 +116,30 @@ def weights_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "settle_weights", lambda model, packs: settle_weights(model, packs=False))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _half_packed_weights() -> Iterator[None]:
-    """A CPU multiplies by what PyTorch packs, whether or not llvmlite is here; tests of ``cpu_kernels``
-    multiply by kernels of ours.
-    """
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("ingot.quant.schemes.in_panels.host_cpu", lambda: None)
-        yield
+@pytest.fixture
+def without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What users of plain ``ingot`` have: a CPU multiplies by what PyTorch packs."""
+    from ingot.kernels.cpu import llvm_module
+    from ingot.memory import memory_sizes
+
+    # The last counts packed weights.
+    known = (llvm_module._binding, llvm_module.host_cpu, memory_sizes._counted)
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    for one in known:
+        one.cache_clear()
+    yield
+    for one in known:
+        one.cache_clear()
 
 
 @pytest.fixture
-def cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cpu_kernels() -> None:
     """A CPU multiplies by kernels of ours; skips where they cannot be compiled."""
     from ingot.kernels.cpu.llvm_module import host_cpu
-    from ingot.memory import memory_sizes
 
     cpu = host_cpu()
     if cpu is None or not cpu.fma:
         pytest.skip("needs llvmlite, and PyTorch with GNU's OpenMP")
-    monkeypatch.setattr("ingot.quant.schemes.in_panels.host_cpu", host_cpu)
-    memory_sizes._counted.cache_clear()  # it counts packed weights
-    yield
-    memory_sizes._counted.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -175,6 +178,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and passed on
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not session.config.option.collectonly and not torch.cuda.is_available():
+        compile_once(ROOT / ".pytest_cache" / "cpu_kernels")
         start_helper()
 
 

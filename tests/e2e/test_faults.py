@@ -16,7 +16,7 @@ from ingot.engine.manifest import Manifest
 from ingot.kernels.weight import stored_weight
 from ingot.proof.step_check import check_steps
 from ingot.proof.verify_engine import verify
-from ingot.quant.schemes import half_packed
+from ingot.quant.schemes import half_packed, in_panels
 from ingot.runtime.sampling import sampler
 from tests.e2e.block_faults import block_fault
 from tests.e2e.faults import FAULTS, SCHEMES, build_scheme, faulty
@@ -177,7 +177,7 @@ def test_weights_that_are_unpacked_wrongly(
     folder = engine(scheme)
     assert verify(folder, "cpu", note=False).verdict == "proven"
     right = stored_weight.unpacked
-    for module in (stored_weight, half_packed):
+    for module in (stored_weight, half_packed, in_panels):
         monkeypatch.setattr(module, "unpacked", lambda weight: right(weight).roll(1, 1))
     found = verify(folder, "cpu", note=False)
     assert found.verdict == "failed"

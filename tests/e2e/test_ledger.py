@@ -18,6 +18,7 @@ from ingot.layers.linear import Linear
 from ingot.memory import memory_error
 from ingot.memory.ledger import Capacity, ledger
 from ingot.quant.schemes.half_packed import HalfPacked
+from ingot.quant.schemes.in_panels import InPanels
 from ingot.runtime import executor
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.step.step_buffer import StepBuffer
@@ -49,9 +50,17 @@ def bytes_of(tensors: Any) -> int:
 
 
 def packed_bytes(module: torch.nn.Module) -> int:
-    """Of packed weights: 2 bytes per value, rows in whole sixteens."""
-    packed = [m for m in module.modules() if isinstance(m, Linear) and isinstance(m.scheme, HalfPacked)]
-    return sum(-(-one.out_features // 16) * 16 * one.in_features * 2 for one in packed)
+    """Of packed weights of 16 bits: 2 bytes per value, rows in whole sixteens; in panels beside a scale and
+    a bias per row.
+    """
+    found = 0
+    for one in (m for m in module.modules() if isinstance(m, Linear)):
+        rows = -(-one.out_features // 16) * 16
+        if isinstance(one.scheme, HalfPacked):
+            found += rows * one.in_features * 2
+        elif isinstance(one.scheme, InPanels):
+            found += rows * (one.in_features * 2 + 4 + 4)
+    return found
 
 
 class TestLoadedModels:

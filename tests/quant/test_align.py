@@ -99,8 +99,9 @@ def test_wrong_scales_are_found(
     def damaged(self: LLM, *args: object, **options: object) -> None:
         stored(self, *args, **options)  # type: ignore[arg-type]
         down = self.engine.model.layers[1].mlp.down_proj
-        if "scales" in down._parameters:
-            down.scales.copy_(down.scales * 1.02 if quant == "w8a16" else down.scales.roll(1))
+        if not down.origin.dense:
+            scales = down._parameters.get("scales", getattr(down.scheme, "panels", down).scales)
+            scales.copy_(scales * 1.02 if quant == "w8a16" else scales.roll(1, -1))
 
     monkeypatch.setattr(LLM, "__init__", damaged)
     report = align(engine, checkpoints["llama"], [random_ids(9)], steps=0, device="cpu", original=original)

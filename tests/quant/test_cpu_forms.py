@@ -127,6 +127,7 @@ def test_int8_sums_are_exact(rows: int, group: int) -> None:
     )
 
 
+@pytest.mark.usefixtures("without_llvmlite")
 def test_a_loaded_model_is_packed_once(tmp_path: Path) -> None:
     folder = build(write_tiny(tmp_path / "tiny"), tmp_path / "engine", dtype="bf16", proof=False)
     llm = LLM(folder, "cpu")
@@ -140,6 +141,7 @@ def test_a_loaded_model_is_packed_once(tmp_path: Path) -> None:
     assert torch.allclose(llm.logits(ids), plain.logits(ids), atol=1e-5)
 
 
+@pytest.mark.usefixtures("without_llvmlite")
 def test_a_layer_that_is_refused_is_logged_and_right(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_layer_that_is_refused_is_logged_and_right(
     assert torch.allclose(llm.logits([3, 5, 8]), expected, atol=1e-5)
 
 
+@pytest.mark.usefixtures("without_llvmlite")
 def test_a_model_that_fits_only_as_it_is_stored_stays_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

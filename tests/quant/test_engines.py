@@ -30,6 +30,7 @@ from ingot.proof.repro_run import capture_layer
 from ingot.proof.repro_run import replay as replay_layer
 from ingot.proof.verify_engine import verify
 from ingot.quant.schemes.half_packed import HalfPacked
+from ingot.quant.schemes.in_panels import InPanels, Int8InPanels
 from ingot.quant.schemes.int8_both import Int8Both
 from tests.quant.conftest import Made
 from tests.tiny_models import random_ids
@@ -242,13 +243,18 @@ def test_batch_invariance(checkpoints: dict[str, Path], name: str, kind: str) ->
 
 
 def held_bytes(model: Decoder) -> int:
-    """Of parameters, and of what linear layers have packed: 2 bytes per value, rows in whole sixteens."""
+    """Of parameters, and of what linear layers have packed: panels, or 2 bytes per value, rows in whole
+    sixteens.
+    """
     found = sum(p.nbytes for p in model.parameters())
     for linear in linears(model).values():
         packed = linear.scheme
         if isinstance(packed, HalfPacked):
             parts = [torch.ops.quantized.linear_unpack_fp16(part)[0] for part in packed.parts]
             found += sum(-(-len(part) // 16) * 16 * part.shape[1] * 2 for part in parts)
+        elif isinstance(packed, (InPanels, Int8InPanels)):
+            held = vars(packed.panels).values()
+            found += sum(part.nbytes for part in held if isinstance(part, torch.Tensor))
     return found
 
 
@@ -263,6 +269,15 @@ def test_the_ledger_is_right_to_the_byte(checkpoints: dict[str, Path], kind: str
         m.out_features for m in linears(engine.model).values() if getattr(m.scheme, "split", "") == "groups"
     ]
     assert reported == held_bytes(engine.model) + 4 * sum(spare)
+
+
+@pytest.mark.usefixtures("without_llvmlite")
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "tied"])
+@pytest.mark.parametrize("name", [*WEIGHT_ONLY, "w8a8", "w4a8 plain"])
+def test_the_ledger_is_right_to_the_byte_without_llvmlite(
+    checkpoints: dict[str, Path], kind: str, name: str
+) -> None:
+    test_the_ledger_is_right_to_the_byte(checkpoints, kind, name)
 
 
 LEAVES = {  # of a layer, as they are stored; those that a narrow model keeps wide
@@ -280,6 +295,7 @@ LEAVES = {  # of a layer, as they are stored; those that a narrow model keeps wi
 
 
 @pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.usefixtures("weights_as_stored")
 def test_the_manifest_holds_the_scheme_and_every_tensor(made: Made, name: str) -> None:
     folder, again = (made("tied", SCHEMES[name], place, dtype="bf16") for place in "ab")
     assert compare_engines(folder, again).equal
@@ -310,9 +326,9 @@ def test_what_two_engines_differ_in_is_named(made: Made) -> None:
 def test_an_output_product_has_a_scale_a_head(checkpoints: dict[str, Path]) -> None:
     llm = LLM(checkpoints["llama"], "cpu", quant="w8a8")
     groups = {
-        name.rpartition(".")[2]: linear.scheme.input_group
+        name.rpartition(".")[2]: linear.origin.input_group
         for name, linear in linears(llm.engine.model).items()
-        if isinstance(linear.scheme, Int8Both)
+        if isinstance(linear.origin, Int8Both)
     }
     head_dim = llm.engine.manifest.model.head_dim
     assert groups == {"qkv_proj": 0, "o_proj": head_dim, "gate_up_proj": 0, "down_proj": 0}

@@ -18,7 +18,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.layers import rotary
 from ingot.measure.align.align_session import Report, align
 from ingot.measure.align.trace import STREAM_READERS, run_steps, trace
-from ingot.quant.schemes import half_packed, weight_only
+from ingot.quant.schemes import half_packed, in_panels, weight_only
 from ingot.quant.schemes.int8_products import Int8Products
 from tests.e2e.faults import SMALL, faulty
 from tests.encoders.speech import write_speech
@@ -214,6 +214,7 @@ def test_a_weight_that_is_unpacked_wrong(
     assert report.first_stage == "layers.0.attention"
 
 
+@pytest.mark.usefixtures("without_llvmlite")
 @pytest.mark.parametrize(("scheme", "name"), [("w4a16", "dequantized"), ("w8a16", "unpacked")])
 def test_a_weight_that_is_packed_wrong_for_a_cpu(
     scheme: str, name: str, engines: Any, originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -221,6 +222,22 @@ def test_a_weight_that_is_packed_wrong_for_a_cpu(
     """The reference reads the engine's file, not what is packed."""
     own = getattr(half_packed, name)
     monkeypatch.setattr(half_packed, name, lambda *given: own(*given) * 1.005)
+    report = compared(engines("llama", scheme), originals["llama"], None)
+    assert report.first_stage == "layers.0.attention"
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+@pytest.mark.parametrize("scheme", ["w8a16", "w8a8"])
+def test_a_weight_whose_panels_are_wrong(
+    scheme: str, engines: Any, originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two columns are exchanged."""
+    own = in_panels.packed_values
+
+    def exchanged(values: torch.Tensor, *kind: Any, **options: Any) -> torch.Tensor:
+        return own(torch.cat((values[:, :2].flip(1), values[:, 2:]), dim=1), *kind, **options)
+
+    monkeypatch.setattr(in_panels, "packed_values", exchanged)
     report = compared(engines("llama", scheme), originals["llama"], None)
     assert report.first_stage == "layers.0.attention"
 
