@@ -15,12 +15,12 @@ import torch
 from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.cpu.layers_text import LAYER_WORDS, PRODUCTS, SHARED_WORDS, LayerShape, layers_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
-from ingot.kernels.cpu.panel_products import Panels, one_row, tiles
+from ingot.kernels.cpu.panel_products import Panels, RowsBuffer, product_arguments, tiles
 from ingot.kernels.cpu.product_text import LANES, Packing
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.mlp import GatedMLP
-from ingot.quant.schemes.in_panels import InPanels
+from ingot.quant.schemes.in_panels import InPanels, Int8InPanels
 
 
 class CpuLayers:
@@ -42,13 +42,14 @@ class CpuLayers:
         self._buffers = {name: torch.zeros(1, size, dtype=dtype) for name, size in sizes.items()}
         self._scores = torch.zeros(config.num_heads, 0, dtype=dtype)
         self._held = [decoder, caches]  # whose tensors are read
+        self._rows = RowsBuffer.of([one for own in panels for one in own], 1)
         shared = {name: buffer.data_ptr() for name, buffer in self._buffers.items()}
         shared |= {"layers": len(panels), "final_norm": decoder.norm.weight.data_ptr()}
         words = [shared.get(name, 0) for name in SHARED_WORDS]
         for index, own in enumerate(panels):
             words += self._layer(decoder, index, caches[index], own)
         self._words = np.array(words, dtype=np.int64)
-        self._launch = _compiled(own[0].packing, shape)
+        self._launch = _compiled(tuple(one.packing for one in panels[0]), shape)
 
     def _layer(self, decoder: Decoder, index: int, cached: LayerCache, own: list[Panels]) -> list[int]:
         layer, table = decoder.layers[index], decoder.rope_table(index)
@@ -77,7 +78,8 @@ class CpuLayers:
             (buffers["inner"], buffers["hidden"], buffers["hidden"]),
         )
         for panels, (x, residual, y) in zip(own, ends, strict=True):
-            words += one_row(x, panels, residual, y)
+            rows = self._rows if panels.packing.rounds else None
+            words += product_arguments(x, panels, residual, y, rows)
         return words
 
     @classmethod
@@ -87,7 +89,7 @@ class CpuLayers:
         if shape is None or not shape.fits or cpu is None:
             return None
         panels = [_panels(layer) for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-        if len({one.packing for own in panels for one in own}) != 1:
+        if len({tuple(one.packing for one in own) for own in panels}) != 1:
             return None
         return cls(decoder, caches, shape, panels) if all(map(len, panels)) else None
 
@@ -125,7 +127,7 @@ def _panels(layer: DecoderLayer) -> list[Panels]:
     attention = layer.self_attn
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     schemes = [linear.scheme for linear in products]
-    found = [one.panels for one in schemes if isinstance(one, InPanels) and not one.ordered]
+    found = [one.panels for one in schemes if isinstance(one, (InPanels, Int8InPanels)) and not one.ordered]
     return found if len(found) == len(PRODUCTS) else []
 
 
@@ -159,7 +161,8 @@ def _plain(config: DecoderConfig) -> bool:
 
 
 @cache
-def _compiled(packing: Packing, shape: LayerShape) -> Launch:
+def _compiled(packings: tuple[Packing, ...], shape: LayerShape) -> Launch:
     cpu = host_cpu()
     assert cpu is not None
-    return compiled(layers_text(packing, shape, tiles(), permutes=cpu.avx512), "layers")
+    own = [tiles(packing) for packing in packings]
+    return compiled(layers_text(packings, own, shape, permutes=cpu.avx512), "layers")

@@ -11,12 +11,14 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.kernels.cpu.llvm_module import host_cpu
 from ingot.layers.cpu_layers import CpuLayers
 from tests.tiny_models import save_model, tiny_config
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.0, logprobs=5)
 PROMPT = [3 + 5 * i % 90 for i in range(29)]
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("llama", {}, "none"),
     "biases, one group": ("qwen2", {"num_key_value_heads": 1}, "none"),
@@ -24,14 +26,19 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a window": ("mistral", {"sliding_window": 7}, "none"),
     "wide heads": ("llama", {"head_dim": 16, "num_key_value_heads": 4}, "none"),
     "w8a16": ("llama", {}, "w8a16"),
+    "w4a16": ("llama", WIDE, "w4a16"),
+}
+ROUNDED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "w8a8": ("llama", WIDE, "w8a8"),
+    "w4a8": ("llama", WIDE, "w4a8"),
 }
 
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    kind, changes, scheme = KINDS[request.param]
+    kind, changes, scheme = (KINDS | ROUNDED)[request.param]
     save_model(tiny_config(kind, **changes), tmp_path / "tiny", seed=3)
-    quant = QuantConfig(scheme)
+    quant = QuantConfig(scheme, group=64) if scheme.startswith("w4") else QuantConfig(scheme)
     return build(tmp_path / "tiny", tmp_path / "engine", quant=quant, dtype="bf16", proof=False)
 
 
@@ -67,6 +74,30 @@ def test_steps_are_those_of_the_modules(engine: Path, monkeypatch: pytest.Monkey
     expected_ids, expected = logprobs(plain, PROMPT)
     assert ids == expected_ids
     assert torch.allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ROUNDED, indirect=True)
+def test_steps_of_8_bits_are_those_of_the_modules(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for values in the middle between two of 8 bits, which few steps have."""
+    cpu = host_cpu()
+    if cpu is None or not cpu.vnni:
+        pytest.skip("this processor has no products of int8 that we use")
+    llm = LLM(engine, "cpu", runtime=RuntimeConfig(block_size=16))
+    normed, forward = CpuLayers.normed, llm.executor.runner.forward
+    differences: list[float] = []
+
+    def beside(self: CpuLayers, hidden: torch.Tensor, batch: Any) -> torch.Tensor:
+        _, expected = forward.with_hidden(batch)  # into the same slot of the cache
+        found = normed(self, hidden, batch)
+        differences.append(float((found - expected).abs().max()))
+        return found
+
+    monkeypatch.setattr(CpuLayers, "normed", beside)
+    for turn in range(3):
+        logprobs(llm, [token + turn for token in PROMPT])
+    assert len(differences) == 3 * 23
+    assert max(differences) < 0.5
+    assert sorted(differences)[60] < 2e-5
 
 
 @pytest.mark.parametrize("engine", ["llama"], indirect=True)

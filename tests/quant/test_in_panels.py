@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,10 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.kernels.cpu import llvm_module
+from ingot.kernels.cpu import llvm_module, panel_products
 from ingot.kernels.cpu.llvm_module import HostCpu, host_cpu
-from ingot.kernels.cpu.panel_products import float_product, integer_product
-from ingot.kernels.cpu.product_text import TILES_OF_AVX512, TILES_OF_OTHERS
-from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.cpu.panel_products import panel_product, tiles
+from ingot.kernels.cpu.product_text import TILES_OF_AVX512
 from ingot.layers.linear import held_bytes, linears
 from ingot.quant.schemes import in_panels
 from ingot.quant.schemes.in_panels import InPanels, Int8InPanels
@@ -61,6 +61,21 @@ def stored_by(scheme: LinearScheme, dtype: torch.dtype) -> dict[str, torch.Tenso
     return stored
 
 
+def packed(scheme: LinearScheme) -> tuple[InPanels | Int8InPanels, dict[str, torch.Tensor]]:
+    found = in_panels.in_panels(scheme, stored_by(scheme, torch.bfloat16), K)
+    if found is None:
+        pytest.skip("this processor has no products of int8 that we use")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """What is not written is not a number, or the largest one."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> bool:
     equal = all(torch.equal(found[leaf].to(tensor.dtype), tensor) for leaf, tensor in stored.items())
     return set(found) == set(stored) and equal
@@ -101,14 +116,14 @@ def test_int8_products_have_the_bits_of_exact_sums(name: str) -> None:
 
 
 def test_the_largest_int8_values_are_summed_exactly() -> None:
-    scheme = Int8Both()
+    scheme = Int8Both(static=True)
     weight = torch.full((16, 64), -128, dtype=torch.int8)
-    stored = {"weight": weight, "scales": torch.ones(16)}
+    stored = {"weight": weight, "scales": torch.ones(16), "input_scale": torch.ones(1)}
     found = in_panels.in_panels(scheme, stored, 64)
     if found is None:
         pytest.skip("this processor has no products of int8 that we use")
-    x = torch.tensor([[127], [-128], [1]], dtype=torch.int8).repeat(1, 64)
-    y = integer_product(Int8Rows(x, torch.ones(3)), found[0].panels)
+    x = torch.tensor([[127.0], [-128.0], [1.0]]).repeat(1, 64)
+    y = found[0].apply(x, stored)
     assert torch.equal(y, (x.double() @ weight.double().T).float())
 
 
@@ -130,19 +145,64 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(name: str) ->
 
 def test_a_processor_without_avx512_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """By other tiles and without a table in a register."""
-    from ingot.kernels.cpu import panel_products
-
     x = torch.randn(9, K, generator=torch.Generator().manual_seed(2))
+    wide, narrow = (HostCpu(fma=True, avx512=avx512, vnni=False) for avx512 in (True, False))
     for name in ("dense", "w4a16", "w8a16 zeros"):
-        found = in_panels.in_panels(FLOATS[name], stored_by(FLOATS[name], torch.bfloat16), K)
-        assert found is not None
-        panels = found[0].panels
-        expected = float_product(x, panels)
-        with monkeypatch.context() as patched:
-            patched.setattr(panel_products, "host_cpu", lambda: HostCpu(fma=True, avx512=False, vnni=False))
-            patched.setattr(panel_products, "_kernel", panel_products._kernel.__wrapped__)
-            assert panel_products.tiles() == TILES_OF_OTHERS != TILES_OF_AVX512
-            assert torch.equal(float_product(x, panels), expected)
+        products = []
+        for cpu in (wide, narrow) if wide.avx512 == host_cpu().avx512 else (narrow,):
+            with monkeypatch.context() as patched:
+                for module in (in_panels, panel_products):
+                    patched.setattr(module, "host_cpu", lambda cpu=cpu: cpu)
+                patched.setattr(panel_products, "_kernel", panel_products._kernel.__wrapped__)
+                form, kept = packed(FLOATS[name])
+                assert not form.panels.packing.rounds
+                assert (tiles(form.panels.packing) == TILES_OF_AVX512) == cpu.avx512
+                products.append(form.apply(x, kept))
+        assert all(torch.equal(products[0], other) for other in products)
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w8a16 zeros", "w4a16 symmetric", "w4a16"])
+def test_split_rows_lose_about_what_sums_in_fp32_lose(name: str) -> None:
+    """Also beside outliers, in tiny and in empty groups."""
+    form, kept = packed(FLOATS[name])
+    panels = form.panels
+    if not panels.packing.split:
+        pytest.skip("this processor multiplies in fp32")
+    x = torch.randn(6, K, generator=torch.Generator().manual_seed(2))
+    x[0, 5], x[1], x[2, : K // 2], x[3], x[4] = 3e4, x[1] * 1e-20, 0.0, 0.0, x[4] * 1e20
+    meant = form.dequantize(kept, K, torch.float64)
+    largest = x.double().abs().unflatten(1, (-1, panels.row_group)).amax(-1)
+    bound = 2**-22 * largest @ meant.abs().unflatten(1, (-1, panels.row_group)).sum(-1).T
+    y = form.apply(x, kept) - kept["bias"]
+    sums = 2e-6 * (x.double().abs() @ meant.abs().T) + 2e-7 * kept["bias"].abs()
+    assert ((y - x.double() @ meant.T).abs() <= bound + sums + 1e-28).all()
+    assert torch.equal(form.apply(x[3:4], kept)[0], kept["bias"])
+
+
+def test_a_long_row_of_the_largest_values_is_split_into_sums_that_int32_holds() -> None:
+    scheme = WeightOnly(8, 0, True)
+    weight = torch.ones(16, 16384)
+    weight[:, ::2] = -1.0
+    stored = scheme.pack(weight, None, None)
+    found = in_panels.in_panels(scheme, stored, 16384)
+    assert found is not None
+    x = 1.9999 * weight[:1]
+    meant = scheme.dequantize(stored, 16384, torch.float64)
+    assert torch.allclose(found[0].apply(x, stored).double(), x.double() @ meant.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense", "w8a16", "w4a16", "w8a8", "w8a8 by head", "w4a8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_is_seen_and_stays_alone(name: str, value: float) -> None:
+    scheme = (FLOATS | INTEGERS)[name]
+    form, kept = packed(scheme)
+    x = torch.randn(5, K, generator=torch.Generator().manual_seed(2))
+    expected = form.apply(x, kept)
+    x[2, 7] = value
+    y = form.apply(x, kept)
+    assert not y[2].isfinite().any()
+    others = [0, 1, 3, 4]
+    assert torch.equal(y[others], expected[others])
 
 
 def test_a_residual_is_added() -> None:
@@ -152,8 +212,8 @@ def test_a_residual_is_added() -> None:
     x, residual = torch.randn(5, K), torch.randn(5, 96)
     for rows in (1, 4, 5):
         own = residual[:rows].clone()
-        expected = float_product(x[:rows], panels) + own
-        assert torch.equal(float_product(x[:rows], panels, own), expected)
+        expected = panel_product(x[:rows], panels) + own
+        assert torch.equal(panel_product(x[:rows], panels, own), expected)
 
 
 @pytest.mark.parametrize(

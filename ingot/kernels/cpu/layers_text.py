@@ -4,20 +4,20 @@ It is one call: threads meet at barriers instead of waking up for every operatio
 
 A layer, each part divided among the threads: norm; product of queries, keys, values; rotary embedding and
 cache; attention by head; output product; norm; gate and up; SiLU; down. Products are those of
-product_text.py. All values are fp32.
+product_text.py, after rows_text.py where they quantize their rows. All other values are fp32.
 
-    text = layers_text(Packing("int4"), LayerShape(...), TILES_OF_AVX512, permutes=True)
+    text = layers_text([Packing("int4")] * 4, [TILES_OF_AVX512] * 4, LayerShape(...), permutes=True)
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ingot.kernels.cpu.product_text import ARGUMENTS, Packing, Tiles, product_text
+from ingot.kernels.cpu.function_text import Function, constant, float_bits
+from ingot.kernels.cpu.product_text import ARGUMENTS, PRODUCT_DECLARED, Packing, Tiles, product_text
+from ingot.kernels.cpu.rows_text import BARRIER, ROWS_DECLARED, rows_text
 
 PRODUCTS = ("qkv", "output", "up", "down")
 PRODUCT_WORDS = len(ARGUMENTS) + 1
@@ -53,17 +53,32 @@ class LayerShape:
         return whole and self.head_dim % 8 == 0 and self.rotary % 8 == 0 and self.head_dim <= 256
 
 
-def layers_text(packing: Packing, shape: LayerShape, tiles: Tiles, *, permutes: bool) -> str:
+def layers_text(
+    packings: Sequence[Packing], tiles: Sequence[Tiles], shape: LayerShape, *, permutes: bool
+) -> str:
     """A module with ``layers(args, thread, threads)``; args are ``SHARED_WORDS``, then each layer's
     ``LAYER_WORDS`` and its products' arguments.
+
+    Args:
+        packings: of the weights of ``PRODUCTS``, in all layers alike.
+        tiles: of each product.
     """
-    products = product_text(packing, {1: tiles[1]}, permutes=permutes)
-    own = (_exp(), _norm(shape), _place(shape), _attend(shape), _gate(shape), _layers(shape))
-    return "\n".join((products, *own, *_declared()))
+    kinds = list(dict.fromkeys(packings))
+    kernels = [f"kernel{kinds.index(packing)}" for packing in packings]
+    products = []
+    for number, packing in enumerate(kinds):
+        own = {1: tiles[packings.index(packing)][1]}
+        products.append(product_text(packing, own, f"kernel{number}", permutes=permutes))
+        if packing.rounds:
+            products.append(rows_text(packing, f"rows_kernel{number}"))
+    rounds = [packing.rounds for packing in packings]
+    parts = (_exp(), _norm(shape), _place(shape), _attend(shape), _gate(shape))
+    layers = _layers(shape, kernels, rounds)
+    declared = (*PRODUCT_DECLARED, *ROWS_DECLARED, *_declared())
+    return "\n".join((*products, *parts, layers, *declared))
 
 
 def _declared() -> Iterator[str]:
-    yield "declare void @GOMP_barrier()"
     yield "declare float @llvm.sqrt.f32(float)"
     yield "declare float @llvm.fma.f32(float, float, float)"
     yield "declare float @llvm.maxnum.f32(float, float)"
@@ -77,118 +92,24 @@ def _declared() -> Iterator[str]:
         yield f"declare <16 x float> @llvm.{name}.v16f32({operands})"
 
 
-class _Function:
-    """Lines of a function. Variables are places on the stack, which LLVM turns into registers."""
-
-    def __init__(self, head: str) -> None:
-        self.head = head
-        self.places: list[str] = []
-        self.lines: list[str] = []
-        self._count = 0
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.head} #0 {{", "entry:", *self.places, *self.lines, "  ret void", "}"])
-
-    def name(self) -> str:
-        self._count += 1
-        return f"v{self._count}"
-
-    def let(self, expression: str) -> str:
-        name = self.name()
-        self.lines.append(f"  %{name} = {expression}")
-        return f"%{name}"
-
-    def add(self, line: str) -> None:
-        self.lines.append(f"  {line}")
-
-    def at(self, base: str, index: str | int, size: int = 4) -> str:
-        offset = str(index * size) if isinstance(index, int) else self.let(f"mul i64 {index}, {size}")
-        return self.let(f"getelementptr i8, ptr {base}, i64 {offset}")
-
-    def word(self, base: str, number: int, kind: str) -> str:
-        return self.let(f"load {kind}, ptr {self.at(base, number, 8)}, align 8")
-
-    def load(self, kind: str, place: str) -> str:
-        return self.let(f"load {kind}, ptr {place}, align 4")
-
-    def store(self, kind: str, value: str, place: str) -> None:
-        self.add(f"store {kind} {value}, ptr {place}, align 4")
-
-    def variable(self, kind: str, value: str) -> str:
-        name = self.name()
-        self.places.append(f"  %{name} = alloca {kind}, align 64")
-        self.add(f"store {kind} {value}, ptr %{name}, align 4")
-        return f"%{name}"
-
-    def splat(self, value: str, width: int) -> str:
-        kind = f"<{width} x float>"
-        one = self.let(f"insertelement {kind} poison, float {value}, i64 0")
-        return self.let(f"shufflevector {kind} {one}, {kind} poison, <{width} x i32> zeroinitializer")
-
-    def total(self, vector: str, width: int) -> str:
-        kind = f"<{width} x float>"
-        return self.let(
-            f"call reassoc float @llvm.vector.reduce.fadd.v{width}f32(float 0.0, {kind} {vector})"
-        )
-
-    def fma(self, a: str, b: str, c: str, width: int) -> str:
-        kind = f"<{width} x float>"
-        return self.let(f"call {kind} @llvm.fma.v{width}f32({kind} {a}, {kind} {b}, {kind} {c})")
-
-    @contextmanager
-    def loop(self, first: str, last: str, step: int = 1) -> Iterator[str]:
-        """Numbers from ``first`` below ``last``."""
-        place, label = self.variable("i64", first), self.name()
-        self.lines += [f"  br label %{label}", f"{label}:"]
-        number = self.load("i64", place)
-        inside = self.let(f"icmp slt i64 {number}, {last}")
-        self.lines += [f"  br i1 {inside}, label %{label}_in, label %{label}_out", f"{label}_in:"]
-        yield number
-        self.store("i64", self.let(f"add i64 {number}, {step}"), place)
-        self.lines += [f"  br label %{label}", f"{label}_out:"]
-
-    @contextmanager
-    def when(self, condition: str) -> Iterator[None]:
-        label = self.name()
-        self.lines += [f"  br i1 {condition}, label %{label}_then, label %{label}_after", f"{label}_then:"]
-        yield
-        self.lines += [f"  br label %{label}_after", f"{label}_after:"]
-
-    def part(self, count: int) -> tuple[str, str]:
-        """This thread's share of so many."""
-        first = self.let(f"udiv i64 {self.let(f'mul i64 %thread, {count}')}, %threads")
-        after = self.let("add i64 %thread, 1")
-        return first, self.let(f"udiv i64 {self.let(f'mul i64 {after}, {count}')}, %threads")
-
-
-def _float(value: float) -> str:
-    """A constant: LLVM writes floats as the bits of a double."""
-    near = struct.unpack("f", struct.pack("f", value))[0]
-    return "0x" + struct.pack(">d", near).hex().upper()
-
-
-def _constant(value: float, width: int = 16) -> str:
-    return "<" + ", ".join([f"float {_float(value)}"] * width) + ">"
-
-
 def _width(size: int) -> int:
     return math.gcd(size, 16)
 
 
 def _exp() -> str:
     """e^x within 2 units in the last place; 0 below -87. x = n · ln 2 + r, a polynomial of r times 2^n."""
-    f, v = _Function("define internal void @exp16(ptr %x)"), "<16 x float>"
+    f, v = Function("define internal void @exp16(ptr %x)"), "<16 x float>"
     x = f.load(v, "%x")
-    small = f.let(f"fcmp olt {v} {x}, {_constant(-87.0)}")
-    low = f.let(f"call {v} @llvm.maxnum.v16f32({v} {x}, {v} {_constant(-87.0)})")
-    low = f.let(f"call {v} @llvm.minnum.v16f32({v} {low}, {v} {_constant(88.0)})")
-    n = f.let(f"call {v} @llvm.rint.v16f32({v} {f.let(f'fmul {v} {low}, {_constant(math.log2(math.e))}')})")
-    r = f.fma(n, _constant(-0.693359375), low, 16)
-    r = f.fma(n, _constant(2.12194440e-4), r, 16)
-    y = _constant(1.9875691500e-4)
+    small = f.let(f"fcmp olt {v} {x}, {constant(-87.0)}")
+    low = f.let(f"call {v} @llvm.maxnum.v16f32({v} {x}, {v} {constant(-87.0)})")
+    low = f.let(f"call {v} @llvm.minnum.v16f32({v} {low}, {v} {constant(88.0)})")
+    n = f.let(f"call {v} @llvm.rint.v16f32({v} {f.let(f'fmul {v} {low}, {constant(math.log2(math.e))}')})")
+    r = f.fma(n, constant(-0.693359375), low, 16)
+    r = f.fma(n, constant(2.12194440e-4), r, 16)
+    y = constant(1.9875691500e-4)
     for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
-        y = f.fma(y, r, _constant(term), 16)
-    y = f.fma(y, f.let(f"fmul {v} {r}, {r}"), f.let(f"fadd {v} {r}, {_constant(1.0)}"), 16)
+        y = f.fma(y, r, constant(term), 16)
+    y = f.fma(y, f.let(f"fmul {v} {r}, {r}"), f.let(f"fadd {v} {r}, {constant(1.0)}"), 16)
     power = f.let(f"fptosi {v} {n} to <16 x i32>")
     power = f.let(f"shl <16 x i32> {power}, <{', '.join(['i32 23'] * 16)}>")
     bits = f.let(f"bitcast {v} {y} to <16 x i32>")
@@ -199,14 +120,14 @@ def _exp() -> str:
     return str(f)
 
 
-def _root(f: _Function, squares: str, count: int, eps: float) -> str:
+def _root(f: Function, squares: str, count: int, eps: float) -> str:
     """1 / sqrt(squares / count + eps)."""
-    mean = f.let(f"fdiv float {squares}, {_float(count)}")
-    root = f.let(f"call float @llvm.sqrt.f32(float {f.let(f'fadd float {mean}, {_float(eps)}')})")
-    return f.let(f"fdiv float {_float(1.0)}, {root}")
+    mean = f.let(f"fdiv float {squares}, {float_bits(count)}")
+    root = f.let(f"call float @llvm.sqrt.f32(float {f.let(f'fadd float {mean}, {float_bits(eps)}')})")
+    return f.let(f"fdiv float {float_bits(1.0)}, {root}")
 
 
-def _squares(f: _Function, x: str, count: int, width: int) -> str:
+def _squares(f: Function, x: str, count: int, width: int) -> str:
     kind = f"<{width} x float>"
     sums = f.variable(kind, "zeroinitializer")
     with f.loop("0", str(count), width) as at:
@@ -217,7 +138,7 @@ def _squares(f: _Function, x: str, count: int, width: int) -> str:
 
 def _norm(shape: LayerShape) -> str:
     """RMSNorm of the hidden states: every thread adds up the squares and writes its share."""
-    f = _Function("define internal void @norm(ptr %x, ptr %weight, ptr %out, i64 %thread, i64 %threads)")
+    f = Function("define internal void @norm(ptr %x, ptr %weight, ptr %out, i64 %thread, i64 %threads)")
     v = "<16 x float>"
     one = f.splat(_root(f, _squares(f, "%x", shape.hidden, 16), shape.hidden, shape.eps), 16)
     first, last = f.part(shape.hidden // 16)
@@ -230,7 +151,7 @@ def _norm(shape: LayerShape) -> str:
 
 def _place(shape: LayerShape) -> str:
     """Queries rotated in place; keys rotated, and values, into the cache: heads divided among the threads."""
-    f = _Function("define internal void @place(ptr %shared, ptr %layer, i64 %thread, i64 %threads)")
+    f = Function("define internal void @place(ptr %shared, ptr %layer, i64 %thread, i64 %threads)")
     read = _reader(f)
     qkv, keys, values, table = read("qkv"), read("keys"), read("values"), read("table")
     row, slot = read("rope_row"), read("slot")
@@ -263,7 +184,7 @@ def _place(shape: LayerShape) -> str:
     return str(f)
 
 
-def _reader(f: _Function) -> Callable[[str], str]:
+def _reader(f: Function) -> Callable[[str], str]:
     """Reads a word of %shared or %layer by its name."""
 
     def read(name: str) -> str:
@@ -273,7 +194,7 @@ def _reader(f: _Function) -> Callable[[str], str]:
     return read
 
 
-def _norm_head(f: _Function, shape: LayerShape, source: str, weight: str) -> None:
+def _norm_head(f: Function, shape: LayerShape, source: str, weight: str) -> None:
     width = _width(shape.head_dim)
     kind = f"<{width} x float>"
     squares = _squares(f, source, shape.head_dim, width)
@@ -283,7 +204,7 @@ def _norm_head(f: _Function, shape: LayerShape, source: str, weight: str) -> Non
         f.store(kind, f.let(f"fmul {kind} {wide}, {f.load(kind, f.at(weight, at))}"), f.at(source, at))
 
 
-def _rotate(f: _Function, shape: LayerShape, source: str, target: str, turn: str) -> None:
+def _rotate(f: Function, shape: LayerShape, source: str, target: str, turn: str) -> None:
     half = shape.rotary // 2
     width = _width(half)
     kind = f"<{width} x float>"
@@ -296,14 +217,14 @@ def _rotate(f: _Function, shape: LayerShape, source: str, target: str, turn: str
     _copy(f, source, target, shape.rotary, shape.head_dim)
 
 
-def _copy(f: _Function, source: str, target: str, first: int, last: int) -> None:
+def _copy(f: Function, source: str, target: str, first: int, last: int) -> None:
     for at in range(first, last, 8):
         f.store("<8 x float>", f.load("<8 x float>", f.at(source, at)), f.at(target, at))
 
 
 def _attend(shape: LayerShape) -> str:
     """softmax(scale · q Kᵀ) V of the newest token, heads divided among the threads."""
-    f = _Function("define internal void @attend(ptr %shared, ptr %layer, i64 %thread, i64 %threads)")
+    f = Function("define internal void @attend(ptr %shared, ptr %layer, i64 %thread, i64 %threads)")
     read = _reader(f)
     qkv, keys, values, out = read("qkv"), read("keys"), read("values"), read("attended")
     length, window, blocks = read("length"), read("window"), read("blocks")
@@ -318,13 +239,13 @@ def _attend(shape: LayerShape) -> str:
         query = f.at(qkv, f.let(f"mul i64 {head}, {shape.head_dim}"))
         own = f.let(f"udiv i64 {head}, {shape.heads // shape.kv_heads}")
         own = f.let(f"mul i64 {own}, {shape.strides[1]}")
-        most = f.variable("float", _float(-1e38))
+        most = f.variable("float", float_bits(-1e38))
         with f.loop(start, length) as token:
             key = f.at(keys, _token_place(f, shape, token, blocks, own))
             dot = "zeroinitializer"
             for at in range(0, shape.head_dim, width):
                 dot = f.fma(f.load(kind, f.at(query, at)), f.load(kind, f.at(key, at)), dot, width)
-            score = f.let(f"fmul float {f.total(dot, width)}, {_float(shape.scale)}")
+            score = f.let(f"fmul float {f.total(dot, width)}, {float_bits(shape.scale)}")
             f.store("float", score, f.at(scores, token))
             f.store(
                 "float",
@@ -333,7 +254,7 @@ def _attend(shape: LayerShape) -> str:
             )
         one = f.splat(f.load("float", most), 16)
         behind = f.at(scores, length)
-        f.store(v, _constant(-1e38), behind)  # the last vector is filled up
+        f.store(v, constant(-1e38), behind)  # the last vector is filled up
         sums = f.variable(v, "zeroinitializer")
         with f.loop(start, length, 16) as token:
             place = f.at(scores, token)
@@ -354,7 +275,7 @@ def _attend(shape: LayerShape) -> str:
     return str(f)
 
 
-def _token_place(f: _Function, shape: LayerShape, token: str, blocks: str, own: str) -> str:
+def _token_place(f: Function, shape: LayerShape, token: str, blocks: str, own: str) -> str:
     number = f.let(f"udiv i64 {token}, {shape.block_size}")
     block = f.let(f"zext i32 {f.load('i32', f.at(blocks, number))} to i64")
     inside = f.let(f"urem i64 {token}, {shape.block_size}")
@@ -364,7 +285,7 @@ def _token_place(f: _Function, shape: LayerShape, token: str, blocks: str, own: 
 
 def _gate(shape: LayerShape) -> str:
     """silu(gate) · up, columns divided among the threads."""
-    f = _Function("define internal void @gate(ptr %x, ptr %out, i64 %thread, i64 %threads)")
+    f = Function("define internal void @gate(ptr %x, ptr %out, i64 %thread, i64 %threads)")
     v = "<16 x float>"
     room = f.variable(v, "zeroinitializer")
     first, last = f.part(shape.inner // 16)
@@ -373,15 +294,15 @@ def _gate(shape: LayerShape) -> str:
         gate = f.load(v, f.at("%x", at))
         f.store(v, f.let(f"fneg {v} {gate}"), room)
         f.add(f"call void @exp16(ptr {room})")
-        below = f.let(f"fadd {v} {f.load(v, room)}, {_constant(1.0)}")
+        below = f.let(f"fadd {v} {f.load(v, room)}, {constant(1.0)}")
         bent = f.let(f"fdiv {v} {gate}, {below}")
         up = f.load(v, f.at("%x", f.let(f"add i64 {at}, {shape.inner}")))
         f.store(v, f.let(f"fmul {v} {bent}, {up}"), f.at("%out", at))
     return str(f)
 
 
-def _layers(shape: LayerShape) -> str:
-    f = _Function("define void @layers(ptr %shared, i64 %thread, i64 %threads)")
+def _layers(shape: LayerShape, kernels: Sequence[str], rounds: Sequence[bool]) -> str:
+    f = Function("define void @layers(ptr %shared, i64 %thread, i64 %threads)")
     read = _reader(f)
     count = f.word("%shared", SHARED_WORDS.index("layers"), "i64")
     hidden, normed, inner, wide = read("hidden"), read("normed"), read("inner"), read("gate_up")
@@ -390,7 +311,7 @@ def _layers(shape: LayerShape) -> str:
 
     def norm(weight: str) -> None:
         f.add(f"call void @norm(ptr {hidden}, ptr {weight}, ptr {normed}, {share})")
-        f.add("call void @GOMP_barrier()")
+        f.add(BARRIER)
 
     with f.loop("0", count) as number:
         layer = f.at(base, f.let(f"mul i64 {number}, {LAYER_SIZE}"), 8)
@@ -399,20 +320,24 @@ def _layers(shape: LayerShape) -> str:
             return f.word(layer, LAYER_WORDS.index(name), "ptr")
 
         def product(name: str, layer: str = layer) -> None:
-            place = f.at(layer, len(LAYER_WORDS) + PRODUCTS.index(name) * PRODUCT_WORDS, 8)
-            f.add(f"call void @kernel(ptr {place}, {share})")
-            f.add("call void @GOMP_barrier()")
+            number = PRODUCTS.index(name)
+            place = f.at(layer, len(LAYER_WORDS) + number * PRODUCT_WORDS, 8)
+            if rounds[number]:
+                f.add(f"call void @rows_{kernels[number]}(ptr {place}, {share})")
+                f.add(BARRIER)
+            f.add(f"call void @{kernels[number]}(ptr {place}, {share})")
+            f.add(BARRIER)
 
         norm(own("norm"))
         product("qkv")
         for part in ("place", "attend"):
             f.add(f"call void @{part}(ptr %shared, ptr {layer}, {share})")
-            f.add("call void @GOMP_barrier()")
+            f.add(BARRIER)
         product("output")
         norm(own("mlp_norm"))
         product("up")
         f.add(f"call void @gate(ptr {wide}, ptr {inner}, {share})")
-        f.add("call void @GOMP_barrier()")
+        f.add(BARRIER)
         product("down")
     norm(read("final_norm"))
     return str(f)

@@ -1,11 +1,11 @@
 """Products on a CPU by weights in panels of 16 outputs, which kernels of ours read (product_text.py).
 
-y = float_product(x, panels)                   # x fp32 [M, K] → [M, N]
-y = integer_product(Int8Rows(...), panels)
+y = panel_product(x, panels)                   # x fp32 [M, K] → [M, N]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,8 @@ from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
 from ingot.kernels.cpu.product_text import (
     ARGUMENTS,
     LANES,
+    PRODUCT_DECLARED,
+    SPLIT_TILES,
     STEP,
     STEP_BYTES,
     TILES_OF_AVX512,
@@ -24,7 +26,7 @@ from ingot.kernels.cpu.product_text import (
     Values,
     product_text,
 )
-from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.cpu.rows_text import BARRIER, MOST_SPLIT, ROWS_DECLARED, rows_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +36,14 @@ class Panels:
     Attributes:
         packing: what the values are.
         values: uint8 [ceil(N / 16), K / 8, bytes of a step].
-        scales: fp32 [groups, 16 · ceil(N / 16)]; with ``rounds`` [1, …].
+        scales: fp32 [groups, 16 · ceil(N / 16)]; with ``rounds`` [1, …], unless rows are split.
         zeros: uint8 [groups, …], of ``packing.zeros``.
         inner: uint8 [groups, …], of int4 with ``rounds``.
         bias: fp32 [16 · ceil(N / 16)], zeros where there is none.
         out_features: N.
         group: columns of a group; K where there is one.
+        row_group: of ``packing.by_group``: columns of a row that share a scale, a divisor of ``group``.
+        input_scale: fp32 [1] of rows whose scale calibration found.
     """
 
     packing: Packing
@@ -50,6 +54,13 @@ class Panels:
     bias: torch.Tensor
     out_features: int
     group: int
+    row_group: int = 0
+    input_scale: torch.Tensor | None = None
+
+    @property
+    def row_groups(self) -> int:
+        """Groups of columns that a kernel adds up."""
+        return self.in_features // (self.row_group or self.group)
 
     @property
     def in_features(self) -> int:
@@ -61,101 +72,122 @@ class Panels:
         return sum(0 if tensor is None else tensor.nbytes for tensor in tensors)
 
 
-def tiles() -> Tiles:
+def tiles(packing: Packing) -> Tiles:
     cpu = host_cpu()
+    if packing.split:
+        return SPLIT_TILES
     return TILES_OF_AVX512 if cpu is not None and cpu.avx512 else TILES_OF_OTHERS
+
+
+def split_group(group: int) -> int:
+    """The largest share of a weight's group that split rows may have a scale for."""
+    return max(size for size in range(STEP, MOST_SPLIT + 1, STEP) if group % size == 0)
 
 
 @cache
 def _kernel(packing: Packing) -> Launch:
     cpu = host_cpu()
     assert cpu is not None
-    return compiled(product_text(packing, tiles(), permutes=cpu.avx512))
+    text = [product_text(packing, tiles(packing), "kernel", permutes=cpu.avx512), *PRODUCT_DECLARED]
+    if not packing.rounds:
+        return compiled("\n".join(text))
+    return compiled("\n".join([*text, rows_text(packing, "rows"), *ROWS_DECLARED, _BOTH]), "both")
 
 
-def _rows_of_tile(rows: int) -> int:
-    return next((count for count in tiles() if rows <= count), max(tiles()))
+_BOTH = f"""define void @both(ptr %args, i64 %thread, i64 %threads) {{
+  call void @rows(ptr %args, i64 %thread, i64 %threads)
+  {BARRIER}
+  call void @kernel(ptr %args, i64 %thread, i64 %threads)
+  ret void
+}}"""
 
 
-def _in_panels(x: torch.Tensor, rows: int, step: int) -> torch.Tensor:
-    """[M, K] → [ceil(M / rows), K / step, rows, step], filled up with zeros."""
+def _rows_of_tile(rows: int, packing: Packing) -> int:
+    own = tiles(packing)
+    return next((count for count in own if rows <= count), max(own))
+
+
+def _in_panels(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """[M, K] → [ceil(M / rows), K, rows], filled up with zeros."""
     if rows == 1:
         return x.contiguous()
     if missing := -len(x) % rows:
         x = torch.cat((x, x.new_zeros(missing, x.shape[1])))
-    return x.view(-1, rows, x.shape[1] // step, step).transpose(1, 2).contiguous()
+    return x.view(-1, rows, x.shape[1]).transpose(1, 2).contiguous()
 
 
-def float_product(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """x · Wᵀ + bias (+ residual), x fp32 [M, K] → [M, N]; each output adds its columns in order, in fp32."""
-    rows = _rows_of_tile(len(x))
-    own = _in_panels(x, rows, 1)
-    groups = len(panels.scales)
-    return _launched(panels, panels.packing, own, len(x), rows, groups, residual)
+def panel_product(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """x · Wᵀ + bias (+ residual), x fp32 [M, K] → [M, N].
 
-
-def integer_product(x: Int8Rows, panels: Panels) -> torch.Tensor:
-    """x · Wᵀ + bias of int8 rows: exact sums, scaled in fp32 by the rows' scales, then by the weight's."""
-    rows = _rows_of_tile(len(x.values))
-    count, columns = x.values.shape
-    own = _in_panels(x.values, rows, 4)
-    group = x.group or panels.group
-    groups = columns // group
-    sums = x.values.view(count, groups, group).sum(-1, dtype=torch.int32)
-    scales = x.scales
-    if not x.group and len(scales) != count:
-        scales = scales.expand(count)
-    packing = panels.packing
-    if x.group:
-        packing = Packing(packing.values, packing.zeros, rounds=True, by_group=True)
-        scales = _in_panels(scales, rows, 1)
-    elif missing := -count % rows:
-        scales = torch.cat((scales, scales.new_zeros(missing)))
-    sums = _in_panels(sums, rows, 1)
-    return _launched(
-        panels, packing, own, count, rows, groups, None, sums, scales.contiguous(), panels.group // group
-    )
-
-
-def _launched(
-    panels: Panels,
-    packing: Packing,
-    x: torch.Tensor,
-    count: int,
-    rows: int,
-    groups: int,
-    residual: torch.Tensor | None,
-    sums: torch.Tensor | None = None,
-    row_scales: torch.Tensor | None = None,
-    fine: int = 1,
-) -> torch.Tensor:
+    Floats: each output adds its columns in order, in fp32. With ``packing.rounds`` rows are quantized first;
+    exact sums are scaled in fp32 by the rows' scales, then by the weight's.
+    """
+    count, packing = len(x), panels.packing
     if count == 0:  # of a step that wants no logits; the kernel's loops run once at least
         return torch.empty(0, panels.out_features)
+    rows = _rows_of_tile(count, packing)
     number = -(-count // rows)
-    width = LANES * len(panels.values)
-    y = torch.empty(number * rows, width)
+    own = x.contiguous() if packing.rounds else _in_panels(x, rows)
+    y = torch.empty(number * rows, LANES * len(panels.values))
     fits = residual is not None and residual.shape == y.shape and residual.is_contiguous()
-    addresses = _addresses(x, panels, residual if fits else None, y)
-    ends = [0 if tensor is None else tensor.data_ptr() for tensor in (sums, row_scales)]
-    steps = panels.in_features // STEP // groups
-    arguments = [*addresses, len(panels.values), number, groups, steps, *ends, fine, rows]
-    assert len(arguments) == len(ARGUMENTS) + 1
+    quantized = RowsBuffer.of([panels], number * rows) if packing.rounds else None
+    arguments = product_arguments(
+        own, panels, residual if fits else None, y, quantized, count=count, rows=rows
+    )
     _kernel(packing)(arguments, torch.get_num_threads())
-    if number * rows != count or width != panels.out_features:
+    if y.shape != (count, panels.out_features):
         y = y[:count, : panels.out_features].contiguous()
     return y if residual is None or fits else y.add_(residual)
 
 
-def _addresses(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None, y: torch.Tensor) -> list[int]:
+@dataclass(frozen=True, eq=False)
+class RowsBuffer:
+    """Where a kernel writes quantized rows: values, sums of groups, scales."""
+
+    values: torch.Tensor
+    sums: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, panels: Sequence[Panels], rows: int) -> RowsBuffer:
+        """For the largest of these weights."""
+        groups = rows * max(one.row_groups for one in panels)
+        return cls(
+            torch.empty(rows * max(one.in_features * one.packing.parts for one in panels), dtype=torch.int8),
+            torch.empty(2 * groups, dtype=torch.int32),
+            torch.empty(groups),
+        )
+
+
+def product_arguments(
+    x: torch.Tensor,
+    panels: Panels,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    quantized: RowsBuffer | None = None,
+    *,
+    count: int = 1,
+    rows: int = 1,
+) -> list[int]:
+    """Words of the kernel of a product of ``count`` rows by tiles of ``rows``. x lies in panels, or with
+    ``quantized`` as it is; residual and y have whole vectors. The tensors must outlive the words.
+    """
+    source, values, sums, scales = x, x, None, None
+    if quantized is not None:
+        values, sums, scales = quantized.values, quantized.sums, quantized.scales
     own = (panels.values, panels.scales, panels.zeros, panels.inner, panels.bias)
-    return [0 if tensor is None else tensor.data_ptr() for tensor in (x, *own, residual, y)]
+    first = [_address(one) for one in (values, *own, residual, y)]
+    groups, fine = panels.row_groups, panels.group // (panels.row_group or panels.group)
+    steps = panels.in_features // STEP // groups
+    sizes = [len(panels.values), -(-count // rows), groups, steps]
+    beside = [_address(sums), _address(scales), fine, _address(source), count, _address(panels.input_scale)]
+    arguments = [*first, *sizes, *beside, rows]
+    assert len(arguments) == len(ARGUMENTS) + 1
+    return arguments
 
 
-def one_row(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None, y: torch.Tensor) -> list[int]:
-    """Arguments of the kernel of a float product of one row, between buffers of whole vectors."""
-    groups = len(panels.scales)
-    sizes = [len(panels.values), 1, groups, panels.in_features // STEP // groups, 0, 0, 1, 1]
-    return _addresses(x, panels, residual, y) + sizes
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def packed_values(values: torch.Tensor, kind: Values, *, rounds: bool = False) -> torch.Tensor:

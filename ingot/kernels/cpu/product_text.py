@@ -5,7 +5,7 @@ A weight lies in blocks of 16 outputs: [N / 16, steps, bytes of a step], a step 
 columns in ascending order, whatever the tile, the other rows and the threads. Rows of several are read as
 panels [columns, rows].
 
-    text = product_text(Packing("int4", zeros=True), TILES_OF_AVX512, permutes=True)
+    text = product_text(Packing("int4", zeros=True), TILES_OF_AVX512, "kernel", permutes=True)
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ Values = Literal["bf16", "fp16", "int8", "int4"]
 STEP_BYTES: Mapping[Values, int] = {"bf16": 256, "fp16": 256, "int8": 128, "int4": 64}
 ARGUMENTS = (
     "x", "weight", "scales", "zeros", "inner", "bias", "residual", "y",
-    "blocks", "panels", "groups", "steps", "sums", "row_scales", "fine",
+    "blocks", "panels", "groups", "steps", "sums", "row_scales", "fine", "source", "count", "static",
 )  # fmt: skip
+NUMBERS = ("blocks", "panels", "groups", "steps", "fine", "count", "rows")  # "rows": behind the arguments
 Tiles = Mapping[int, int]  # blocks of a tile by its rows
 TILES_OF_AVX512: Tiles = {1: 4, 4: 4, 8: 2}
 TILES_OF_OTHERS: Tiles = {1: 2, 4: 1, 8: 1}
+SPLIT_TILES: Tiles = {1: 4, 4: 2}
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,20 @@ class Packing:
         zeros: whether each group has a zero of its own; otherwise 128 or 8.
         rounds: products are of int8 rows, sums are exact: int8 is then q in 0 … 255 with a zero of 128.
         by_group: with ``rounds``: rows have a scale per group of columns.
+        split: with ``by_group``: rows have three int8 values per column (rows_text.py), weights a scale per
+            group.
     """
 
     values: Values
     zeros: bool = False
     rounds: bool = False
     by_group: bool = False
+    split: bool = False
+
+    @property
+    def parts(self) -> int:
+        """int8 values per column of a row."""
+        return 3 if self.split else 1
 
 
 F, WHOLE = f"<{LANES} x float>", f"<{LANES} x i32>"
@@ -82,25 +92,29 @@ def _same(value: int | float, kind: str) -> str:
     return "<" + ", ".join(f"{kind} {text}" for _ in range(LANES)) + ">"
 
 
-def product_text(packing: Packing, tiles: Tiles, *, permutes: bool) -> str:
-    """A module with ``kernel``; ``permutes``: AVX-512 finds floats of 4 bits in a register."""
+def product_text(packing: Packing, tiles: Tiles, name: str, *, permutes: bool) -> str:
+    """``void NAME(args, thread, threads)``, beside ``PRODUCT_DECLARED``; ``permutes``: AVX-512 finds floats
+    of 4 bits in a register.
+    """
     functions = [
-        _tile(packing, rows, blocks, permutes) for rows, most in tiles.items() for blocks in sorted({1, most})
+        _tile(packing, rows, blocks, name, permutes)
+        for rows, most in tiles.items()
+        for blocks in sorted({1, most})
     ]
-    return "\n".join([*functions, _kernel(tiles), *_DECLARED])
+    return "\n".join([*functions, _kernel(tiles, name)])
 
 
-_DECLARED = (
+PRODUCT_DECLARED = (
     f"declare {F} @llvm.fma.v16f32({F}, {F}, {F})",
     f"declare {F} @llvm.x86.avx512.permvar.sf.512({F}, {WHOLE})",
     'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" }',
 )
 
 
-def _kernel(tiles: Tiles) -> str:
+def _kernel(tiles: Tiles, name: str) -> str:
     """A thread's blocks, by the tile of ``rows`` (the last argument)."""
     text = _Text()
-    text.add("define void @kernel(ptr %args, i64 %thread, i64 %threads) #0 {\nentry:")
+    text.add(f"define void @{name}(ptr %args, i64 %thread, i64 %threads) #0 {{\nentry:")
     blocks, panels = (_argument(text, name) for name in ("blocks", "panels"))
     place = text.at("%args", str(8 * len(ARGUMENTS)))
     rows = text.load("i64", place, 8)
@@ -120,7 +134,7 @@ wide{count}:
   br i1 %fits{count}, label %wpanel{count}, label %narrow{count}
 wpanel{count}:
   %p{count} = phi i64 [ 0, %wide{count} ], [ %np{count}, %wpanel{count} ]
-  call void @tile_{count}_{most}(ptr %args, i64 %b{count}, i64 %p{count})
+  call void @{name}_{count}_{most}(ptr %args, i64 %b{count}, i64 %p{count})
   %np{count} = add i64 %p{count}, 1
   %more{count} = icmp ult i64 %np{count}, {panels}
   br i1 %more{count}, label %wpanel{count}, label %wend{count}
@@ -132,7 +146,7 @@ narrow{count}:
   br i1 %some{count}, label %npanel{count}, label %done
 npanel{count}:
   %q{count} = phi i64 [ 0, %narrow{count} ], [ %nq{count}, %npanel{count} ]
-  call void @tile_{count}_1(ptr %args, i64 %c{count}, i64 %q{count})
+  call void @{name}_{count}_1(ptr %args, i64 %c{count}, i64 %q{count})
   %nq{count} = add i64 %q{count}, 1
   %again{count} = icmp ult i64 %nq{count}, {panels}
   br i1 %again{count}, label %npanel{count}, label %nend{count}
@@ -144,16 +158,15 @@ nend{count}:
 
 
 def _argument(text: _Text, name: str) -> str:
-    kind = "i64" if name in ("blocks", "panels", "groups", "steps", "fine") else "ptr"
+    kind = "i64" if name in NUMBERS else "ptr"
     return text.load(kind, text.at("%args", str(8 * ARGUMENTS.index(name))), 8)
 
 
-def _tile(packing: Packing, rows: int, blocks: int, permutes: bool) -> str:
-    """``tile_ROWS_BLOCKS(args, block, panel)``: two loops, of groups and of a group's steps."""
+def _tile(packing: Packing, rows: int, blocks: int, name: str, permutes: bool) -> str:
+    """``NAME_ROWS_BLOCKS(args, block, panel)``: two loops, of groups and of a group's steps."""
     text = _Text()
-    text.add(
-        f"define internal void @tile_{rows}_{blocks}(ptr noalias %args, i64 %block, i64 %panel) #0 {{\nentry:"
-    )
+    head = f"define internal void @{name}_{rows}_{blocks}(ptr noalias %args, i64 %block, i64 %panel)"
+    text.add(f"{head} #0 {{\nentry:")
     places = {name: _argument(text, name) for name in ARGUMENTS}
     size, total_kind = STEP_BYTES[packing.values], _total_kind(packing)
     all_steps = text.let(f"mul i64 {places['groups']}, {places['steps']}")
@@ -162,10 +175,11 @@ def _tile(packing: Packing, rows: int, blocks: int, permutes: bool) -> str:
     for own in range(blocks):
         number = text.let(f"add i64 %block, {own}")
         weights.append(text.at(places["weight"], text.let(f"mul i64 {number}, {whole}")))
-    x_step = STEP * rows * (1 if packing.rounds else 4)
+    x_step = STEP * rows * (packing.parts if packing.rounds else 4)
     panel = text.let(f"mul i64 {text.let(f'mul i64 %panel, {all_steps}')}, {x_step}")
     x = text.at(places["x"], panel)
     tile = [(m, b) for m in range(rows) for b in range(blocks)]
+    sums_of = [(m, b, part) for m, b in tile for part in range(packing.parts)]
     acc_kind = WHOLE if packing.rounds else F
     text.add("  br label %group\ngroup:")
     text.add("  %g = phi i64 [ 0, %entry ], [ %ng, %scaled ]")
@@ -175,15 +189,16 @@ def _tile(packing: Packing, rows: int, blocks: int, permutes: bool) -> str:
     zeros = _group_zeros(text, packing, places, blocks)
     text.add("  br label %step\nstep:")
     text.add("  %s = phi i64 [ 0, %group ], [ %ns, %step ]")
-    for m, b in tile:
-        text.add(f"  %a{m}_{b} = phi {acc_kind} [ zeroinitializer, %group ], [ %na{m}_{b}, %step ]")
+    for m, b, part in sums_of:
+        key = f"{m}_{b}_{part}"
+        text.add(f"  %a{key} = phi {acc_kind} [ zeroinitializer, %group ], [ %na{key}, %step ]")
     at = text.let(f"add i64 {start}, %s")
     x_at = text.at(x, text.let(f"mul i64 {at}, {x_step}"))
     w_at = [text.at(weight, text.let(f"mul i64 {at}, {size}")) for weight in weights]
     body = _integer_step if packing.rounds else _float_step
     sums = body(text, packing, rows, x_at, w_at, zeros, permutes)
-    for m, b in tile:
-        text.add(f"  %na{m}_{b} = bitcast {acc_kind} {sums[m, b]} to {acc_kind}")
+    for m, b, part in sums_of:
+        text.add(f"  %na{m}_{b}_{part} = bitcast {acc_kind} {sums[m, b, part]} to {acc_kind}")
     text.add(f"  %ns = add i64 %s, 1\n  %inside = icmp ult i64 %ns, {places['steps']}")
     text.add("  br i1 %inside, label %step, label %scaled\nscaled:")
     _scale_group(text, packing, rows, blocks, places, zeros)
@@ -233,8 +248,8 @@ def _float_step(
     weights: list[str],
     zeros: list[str],
     permutes: bool,
-) -> dict[tuple[int, int], str]:
-    sums = {(m, b): f"%a{m}_{b}" for m in range(rows) for b in range(len(weights))}
+) -> dict[tuple[int, int, int], str]:
+    sums = {(m, b, 0): f"%a{m}_{b}_0" for m in range(rows) for b in range(len(weights))}
     values = [_widened(text, packing, weight, permutes) for weight in weights]
     for column in range(STEP):
         wide = [next(of) for of in values]
@@ -243,7 +258,8 @@ def _float_step(
         for m in range(rows):
             one = text.splat(text.load("float", text.at(x, str(4 * (column * rows + m)))), "float")
             for b, w in enumerate(wide):
-                sums[m, b] = text.let(f"call {F} @llvm.fma.v16f32({F} {one}, {F} {w}, {F} {sums[m, b]})")
+                total = f"{F} {one}, {F} {w}, {F} {sums[m, b, 0]}"
+                sums[m, b, 0] = text.let(f"call {F} @llvm.fma.v16f32({total})")
     return sums
 
 
@@ -286,9 +302,10 @@ def _integer_step(
     weights: list[str],
     zeros: list[str],
     permutes: bool,
-) -> dict[tuple[int, int], str]:
+) -> dict[tuple[int, int, int], str]:
     """By vpdpbusd: four unsigned values of the weight by four of a row, added to the sum."""
-    sums = {(m, b): f"%a{m}_{b}" for m in range(rows) for b in range(len(weights))}
+    blocks, parts = range(len(weights)), range(packing.parts)
+    sums = {(m, b, part): f"%a{m}_{b}_{part}" for m in range(rows) for b in blocks for part in parts}
     fours: list[list[str]] = []
     for weight in weights:
         if packing.values == "int4":
@@ -299,12 +316,13 @@ def _integer_step(
         else:
             fours.append([text.load(WHOLE, weight), text.load(WHOLE, text.at(weight, "64"))])
     for half in range(2):
-        for m in range(rows):
-            one = text.splat(text.load("i32", text.at(x, str(4 * (half * rows + m))), 1), "i32")
-            for b in range(len(weights)):
-                sums[m, b] = text.let(
+        for m, part in ((m, part) for m in range(rows) for part in parts):
+            place = text.at(x, str(4 * ((half * rows + m) * len(parts) + part)))
+            one = text.splat(text.load("i32", place, 1), "i32")
+            for b in blocks:
+                sums[m, b, part] = text.let(
                     f'call {WHOLE} asm "vpdpbusd $2, $1, $0", "=v,v,v,0"'
-                    f"({WHOLE} {fours[b][half]}, {WHOLE} {one}, {WHOLE} {sums[m, b]})"
+                    f"({WHOLE} {fours[b][half]}, {WHOLE} {one}, {WHOLE} {sums[m, b, part]})"
                 )
     return sums
 
@@ -314,12 +332,15 @@ def _scale_group(
 ) -> None:
     """Add a group's sums to the totals."""
     if packing.rounds:
-        _scale_integers(text, packing, rows, blocks, places, zeros)
+        scaled = _scale_split if packing.split else _scale_integers
+        scaled(text, packing, rows, blocks, places, zeros)
         return
     for b in range(blocks):
         scale = text.load(F, _group_place(text, places, b, 4, "scales", "%g"))
         for m in range(rows):
-            text.add(f"  %nt{m}_{b} = call {F} @llvm.fma.v16f32({F} %na{m}_{b}, {F} {scale}, {F} %t{m}_{b})")
+            text.add(
+                f"  %nt{m}_{b} = call {F} @llvm.fma.v16f32({F} %na{m}_{b}_0, {F} {scale}, {F} %t{m}_{b})"
+            )
 
 
 def _scale_integers(
@@ -336,7 +357,7 @@ def _scale_integers(
             scale = text.splat(text.load("float", text.at(places["row_scales"], own)), "float")
         for b in range(blocks):
             zero = zeros[b] if zeros else _same(128, "i32")
-            less = text.let(f"sub {WHOLE} %na{m}_{b}, {text.let(f'mul {WHOLE} {zero}, {total}')}")
+            less = text.let(f"sub {WHOLE} %na{m}_{b}_0, {text.let(f'mul {WHOLE} {zero}, {total}')}")
             if packing.values == "int4":
                 place = _group_place(text, places, b, 1, "inner", _weight_group(text, places))
                 inner = text.let(f"zext <16 x i8> {text.load('<16 x i8>', place, 1)} to {WHOLE}")
@@ -348,6 +369,36 @@ def _scale_integers(
                 text.add(f"  %nt{m}_{b} = fadd {F} %t{m}_{b}, {part}")
 
 
+def _scale_split(
+    text: _Text, packing: Packing, rows: int, blocks: int, places: Mapping[str, str], zeros: list[str]
+) -> None:
+    """The higher parts together and the lowest, each less zeros: exact. Then fp32, by both scales."""
+    group = text.let(f"add i64 {text.let('mul i64 %panel, ' + places['groups'])}, %g")
+    offset = text.let(f"mul i64 {group}, {4 * rows}")
+    sums = text.at(places["sums"], text.let(f"mul i64 {offset}, 2"))
+    middle = _same(8 if packing.values == "int4" else 128, "i32")
+    scales = [
+        text.load(F, _group_place(text, places, b, 4, "scales", _weight_group(text, places)))
+        for b in range(blocks)
+    ]
+    for m in range(rows):
+        totals = [text.splat(text.load("i32", text.at(sums, str(8 * m + 4 * own))), "i32") for own in (0, 1)]
+        own = text.let(f"add i64 {offset}, {4 * m}")
+        scale = text.splat(text.load("float", text.at(places["row_scales"], own)), "float")
+        for b in range(blocks):
+            high = text.let(f"shl {WHOLE} %na{m}_{b}_2, " + _same(8, "i32"))
+            found = []
+            for value, total in zip(
+                (text.let(f"add {WHOLE} {high}, %na{m}_{b}_1"), f"%na{m}_{b}_0"), totals, strict=True
+            ):
+                zero = text.let(f"mul {WHOLE} {zeros[b] if zeros else middle}, {total}")
+                found.append(text.let(f"sitofp {WHOLE} {text.let(f'sub {WHOLE} {value}, {zero}')} to {F}"))
+            whole = f"{F} {found[0]}, {F} {_same(256.0, 'float')}, {F} {found[1]}"
+            part = text.let(f"fmul {F} {text.let(f'call {F} @llvm.fma.v16f32({whole})')}, {scale}")
+            total = f"{F} {part}, {F} {scales[b]}, {F} %t{m}_{b}"
+            text.add(f"  %nt{m}_{b} = call {F} @llvm.fma.v16f32({total})")
+
+
 def _store(text: _Text, packing: Packing, rows: int, blocks: int, places: Mapping[str, str]) -> None:
     """Totals with scales, plus bias, plus the residual where there is one, to y [panels · rows, N]."""
     width = text.let(f"mul i64 {places['blocks']}, {4 * LANES}")
@@ -357,7 +408,7 @@ def _store(text: _Text, packing: Packing, rows: int, blocks: int, places: Mappin
         text.load(F, text.at(places["bias"], text.let(f"add i64 {column}, {64 * b}"))) for b in range(blocks)
     ]
     scales = [""] * blocks
-    if packing.rounds:
+    if packing.rounds and not packing.split:
         scales = [
             text.load(F, text.at(places["scales"], text.let(f"add i64 {column}, {64 * b}")))
             for b in range(blocks)
@@ -369,7 +420,7 @@ def _store(text: _Text, packing: Packing, rows: int, blocks: int, places: Mappin
         start = text.let(f"add i64 {text.let(f'mul i64 {row}, {width}')}, {column}")
         for b in range(blocks):
             value = f"%nt{m}_{b}"
-            if packing.rounds:
+            if packing.rounds and not packing.split:
                 if not packing.by_group:
                     place = text.at(places["row_scales"], text.let(f"mul i64 {row}, 4"))
                     one = text.splat(text.load("float", place), "float")

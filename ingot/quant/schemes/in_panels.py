@@ -4,11 +4,13 @@
 |---|---|---|
 | fp16, bf16 | the same values | fp32 |
 | w8a16, w4a16 | q, zeros, scales in fp32 | fp32: (q - zero), exact, then the group's scale times its sum |
+| the same, with VNNI | the same | rows of 23 bits per group in int8 parts; int32, exact, then fp32 |
 | w8a8 | q + 128 | int32, exact, then both scales in fp32 |
 | w4a8 | q, zeros and inner scales in 8 bits | the same |
 
-Each output adds its columns, or its groups of them, in ascending order: a row of a product has the same bits
-whatever the other rows, and on any number of threads.
+Rows of 23 bits are within 2^-22 of their group's largest value: about what sums in fp32 lose. Each output
+adds its columns, or its groups of them, in ascending order: a row of a product has the same bits whatever the
+other rows, and on any number of threads.
 
     found = in_panels(scheme, tensors, in_features)      # None: half_packed.py or expanded_int8.py serves
 """
@@ -21,13 +23,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ingot.kernels.cpu.huge_pages import huge_room
 from ingot.kernels.cpu.llvm_module import host_cpu
 from ingot.kernels.cpu.panel_products import (
     Panels,
-    float_product,
-    integer_product,
     packed_values,
     panel_bytes,
+    panel_product,
+    split_group,
     unpacked_values,
 )
 from ingot.kernels.cpu.product_text import LANES, STEP, Packing, Values
@@ -47,7 +50,7 @@ _PADDED_BYTES = 4  # per output: bias, a scale
 
 @dataclass(frozen=True, eq=False)
 class InPanels(LoadedForm):
-    """Products in fp32 in the place of ``Dense`` and ``WeightOnly``.
+    """Products of fp32 in the place of ``Dense`` and ``WeightOnly``.
 
     Tensors: ``order`` and ``bias`` as of the other scheme.
     """
@@ -72,8 +75,8 @@ class InPanels(LoadedForm):
         order = tensors.get("order")
         rows = x if order is None else x.index_select(-1, order)
         if rows.dim() == 2:
-            return float_product(rows, self.panels)
-        y = float_product(rows.reshape(-1, x.shape[-1]), self.panels)
+            return panel_product(rows, self.panels)
+        y = panel_product(rows.reshape(-1, x.shape[-1]), self.panels)
         return y.view(*x.shape[:-1], self.panels.out_features)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
@@ -130,7 +133,7 @@ class Int8InPanels(LoadedForm, Int8Products):
         return self.panels.nbytes
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        y = integer_product(self.quantize_input(x.reshape(-1, x.shape[-1]), tensors), self.panels)
+        y = panel_product(x.reshape(-1, x.shape[-1]).float(), self.panels)
         return y.to(x.dtype).view(*x.shape[:-1], self.panels.out_features)
 
     def original(self, tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -166,7 +169,9 @@ def packing_of(scheme: LinearScheme, dtype: torch.dtype, in_features: int) -> Pa
         return _integer_packing(scheme, in_features) if cpu.vnni else None
     if not isinstance(scheme, WeightOnly) or not _fills(scheme.group or in_features, in_features):
         return None
-    return Packing("int4" if scheme.bits == 4 else "int8", zeros=not scheme.symmetric)
+    values: Values = "int4" if scheme.bits == 4 else "int8"
+    zeros, split = not scheme.symmetric, cpu.vnni
+    return Packing(values, zeros=zeros, rounds=split, by_group=split, split=split)
 
 
 def _fills(group: int, columns: int) -> bool:
@@ -180,19 +185,21 @@ def _integer_packing(scheme: Int8Both | Int4InInt8, in_features: int) -> Packing
     if in_features > _MOST_COLUMNS or not (_fills(group, in_features) and _fills(inputs, group)):
         return None
     four = isinstance(scheme, Int4InInt8)
-    return Packing("int4" if four else "int8", zeros=four, rounds=True)
+    by_group = bool(scheme.input_group) and not scheme.static
+    return Packing("int4" if four else "int8", zeros=four, rounds=True, by_group=by_group)
 
 
 def in_panels_bytes(scheme: LinearScheme, packing: Packing, out_features: int, in_features: int) -> int:
     """Bytes of panels, less those of the small tensors whose place they also take."""
     filled = -out_features % LANES
-    group = in_features if packing.rounds and packing.values == "int8" else getattr(scheme, "group", 0)
+    exact = packing.rounds and not packing.split
+    group = in_features if exact and packing.values == "int8" else getattr(scheme, "group", 0)
     groups = in_features // (group or in_features)
     own = panel_bytes(packing, out_features, in_features) + _PADDED_BYTES * (out_features + filled)
     if scheme.dense:
         return own + _PADDED_BYTES * (out_features + filled)
-    own += _PADDED_BYTES * filled * (1 if packing.rounds else groups)
-    return own + filled * groups * (packing.zeros + (packing.rounds and packing.values == "int4"))
+    own += _PADDED_BYTES * filled * (1 if exact else groups)
+    return own + filled * groups * (packing.zeros + (exact and packing.values == "int4"))
 
 
 def in_panels(
@@ -206,7 +213,7 @@ def in_panels(
     names = ("order", "bias", "input_scale")
     kept = {name: t for name, t in tensors.items() if t is not None and name in names}
     out_features = _out_features(scheme, tensors, in_features)
-    values = torch.empty(panel_bytes(packing, out_features, in_features), dtype=torch.uint8)
+    values = huge_room(panel_bytes(packing, out_features, in_features))
     values = values.view(-(-out_features // LANES), in_features // STEP, -1)
     done = 0
     for piece in _pieces(scheme, tensors, in_features):
@@ -214,6 +221,7 @@ def in_panels(
         values[done : (done := done + len(packed))] = packed
     width = LANES * len(values)
     scales, zeros = tensors.get("scales"), tensors.get("zeros")
+    group = (0 if isinstance(scheme, Int8Both) else getattr(scheme, "group", 0)) or in_features
     panels = Panels(
         packing,
         values,
@@ -222,11 +230,20 @@ def in_panels(
         _filled(tensor_of(tensors, "steps"), width) if "steps" in tensors else None,
         torch.zeros(width) if tensors.get("bias") is None else _filled(kept["bias"].float(), width)[0],
         out_features,
-        (0 if isinstance(scheme, Int8Both) else getattr(scheme, "group", 0)) or in_features,
+        group,
+        _row_group(scheme, packing, group),
+        kept.get("input_scale"),
     )
     if isinstance(scheme, (Int8Both, Int4InInt8)):
         return Int8InPanels(scheme, panels), kept
     return InPanels(scheme, panels, None if weight is None else weight.dtype), kept
+
+
+def _row_group(scheme: LinearScheme, packing: Packing, group: int) -> int:
+    """Columns of a row that share a scale; 0: all."""
+    if packing.split:
+        return split_group(group)
+    return scheme.input_group if packing.by_group and isinstance(scheme, (Int8Both, Int4InInt8)) else 0
 
 
 def _filled(small: torch.Tensor, width: int) -> torch.Tensor:
