@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.kernels.cpu.llvm_module import host_cpu
+from ingot.kernels.cpu.layers_text import LayerShape, layers_text
+from ingot.kernels.cpu.llvm_module import compiled, host_cpu
+from ingot.kernels.cpu.panel_products import tiles
+from ingot.kernels.cpu.product_text import Packing
 from ingot.layers.cpu_layers import CpuLayers
 from tests.tiny_models import save_model, tiny_config
 
@@ -161,3 +165,42 @@ def test_others_are_computed_module_by_module(kind: str, runtime: RuntimeConfig,
     save_model(tiny_config(kind), tmp_path / "tiny", seed=3)
     folder = build(tmp_path / "tiny", tmp_path / "engine", dtype="bf16", proof=False)
     assert layers_of(LLM(folder, "cpu", runtime=runtime)) is None
+
+
+def test_a_power_of_e_is_close_zero_or_no_number() -> None:
+    """exp16 of softmax: over its range, beyond it, and of what is not a number."""
+    shape = LayerShape(64, 64, 4, 4, 16, 16, 1e-5, 0.25, False, 16, (1024, 256, 16))
+    entry = """define void @only_exp(ptr %args, i64 %thread, i64 %threads) {
+      %x = load ptr, ptr %args
+      call void @exp16(ptr %x)
+      ret void
+    }"""
+    text = layers_text(Packing("bf16"), shape, tiles(), permutes=False)
+    launch = compiled(text + entry, "only_exp")
+    x = torch.cat((torch.linspace(-87, 88, 4092), torch.tensor([-87.5, -1e38, -torch.inf, torch.nan])))
+    y = x.clone()
+    for at in range(0, len(y), 16):
+        launch([y[at:].data_ptr()], 1)
+    close, (below, least, lowest, nan) = y[:-4].double(), y[-4:].tolist()
+    exact = x[:-4].double().exp()
+    assert ((close - exact).abs() <= 2**-22 * exact).all()
+    assert (below, least, lowest) == (0.0, 0.0, 0.0)
+    assert math.isnan(nan)
+
+
+@pytest.mark.parametrize("engine", ["llama"], indirect=True)
+def test_a_score_that_is_no_number_is_seen(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a key that was cached long ago, as a damaged cache or an overflow leaves it."""
+    normed, seen = CpuLayers.normed, []
+
+    def damaged(self: CpuLayers, hidden: torch.Tensor, batch: Any) -> torch.Tensor:
+        slot = int(batch.block_tables[0, 0]) * 16 + 3
+        llm.executor.runner.caches[0].keys[slot // 16, 0, slot % 16, 0] = torch.nan
+        seen.append(normed(self, hidden, batch).clone())
+        return torch.zeros_like(seen[-1])
+
+    llm = LLM(engine, "cpu", runtime=RuntimeConfig(block_size=16))
+    monkeypatch.setattr(CpuLayers, "normed", damaged)
+    llm.generate([PROMPT], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    assert len(seen) == 1
+    assert seen[0].isnan().all()

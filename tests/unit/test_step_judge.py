@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ingot.proof.step_judge import Judge
+from ingot.proof.step_witness import _cache_steps
 
 UNIT = 2**-8
 PLACE = "layers.0.mlp.down_proj"
@@ -97,3 +98,20 @@ def test_the_first_place_of_a_kind_is_named_and_the_others_counted() -> None:
     assert [place for place, _ in judge.failures()] == ["b", "c"]
     assert judge.failures()[0][1].endswith("tokens, and so are 1 places like it")
     assert judge.worst["stream"] > 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_steps_of_an_e4m3_cache_are_those_around_the_computed_value(scale: float) -> None:
+    """Rounding crosses powers of two, where the distance of e4m3's values doubles: up, and where a value is
+    dequantized to 16 bits.
+    """
+    pairs = [(16.0, 15.6), (-16.0, -15.7), (16.0, 16.4), (15.0, 15.4), (2.0, 1.97), (2**-6, 2**-6 - 2**-11)]
+    stored, computed = (torch.tensor(values) for values in zip(*pairs, strict=True))
+    table = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # e4m3's, in order
+    after = (table[None] <= computed.abs()[:, None]).sum(1)
+    around = table[after] - table[after - 1]
+    assert around.tolist() == [1.0, 1.0, 2.0, 1.0, 0.125, 2**-9]
+    steps = _cache_steps(stored.to(torch.float8_e4m3fn), torch.tensor(scale), computed * scale)
+    assert torch.equal(steps, around * scale)
+    above = _cache_steps(torch.tensor([15.0]).to(torch.float8_e4m3fn), torch.tensor(scale), computed[:1] + 1)
+    assert above.tolist() == [1.0 * scale]  # what was stored is 15: below it the next is 14
