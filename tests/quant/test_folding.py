@@ -14,6 +14,7 @@ from ingot.building.calibration.calibrate import CalibratedLayer, Load
 from ingot.building.calibration.calibrate import Held as HeldLayer
 from ingot.building.calibration.rescaling import fold, rescaling_sites
 from ingot.building.calibration.smooth_layers import SmoothLayers
+from ingot.building.source.folded_values import _least_squares
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly
 from ingot.layers.linear import linears
@@ -155,3 +156,27 @@ def test_a_norm_s_rounding_costs_nothing(checkpoints: dict[str, Path]) -> None:
     exact = load("layers.0.self_attn.qkv_proj.weight") * load("layers.0.input_layernorm.weight")
     rows = slice(0, 48)  # queries and keys; values are divided by the output's scales
     torch.testing.assert_close((columns * norm.float())[rows], exact[rows], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("columns", "part"), [(32, 1.0), (32, 0.8), (64, 0.8), (64, 0.6), (256, 0.5)])
+def test_factors_are_found_also_of_rows_with_clipped_values(columns: int, part: float) -> None:
+    """In 4 bits over ``part`` of a row's range; each row's factor is within its own limit."""
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(2000, columns, generator=generator)
+    factors = torch.exp(torch.randn(2000, generator=generator) / 2)
+    meant = weight * factors[:, None]
+    scales = meant.abs().amax(1, keepdim=True) * part / 8
+    stored = (meant / scales).round().clamp(-8, 7) * scales
+    found = _least_squares(weight, stored, scales.expand_as(meant))
+    off = (found.values / factors - 1).abs()
+    assert (off <= found.uncertain).all()
+    assert float(found.uncertain.median()) < 0.15
+
+
+def test_values_of_another_row_say_nothing_of_a_factor() -> None:
+    weight, scales = (
+        torch.randn(50, 64, generator=torch.Generator().manual_seed(5)),
+        torch.full((50, 64), 0.5),
+    )
+    found = _least_squares(weight, ((weight.roll(1, 0)) / 0.5).round() * 0.5, scales)
+    assert float(found.uncertain.min()) > 0.3

@@ -18,6 +18,8 @@ from ingot.config.decoder_config import DecoderConfig
 
 _SIGMAS = 8.0  # whose standard deviation is itself estimated, of some dozen values
 _KEPT = (2.0, 1.2, 0.8, 0.6)  # scales that a value may be off to be counted
+_SLACK = 2**-7  # relative: of what rounded scales and norms leave of a bound
+_LEAST_KEPT = 0.5  # of a row; at half its range one value of eight is clipped
 _UNKNOWN = 1e3  # relative: nothing is known
 _TINY = torch.finfo(torch.float32).tiny
 Stored = Callable[[str], torch.Tensor]  # a linear layer's weight [N, K] as the engine's values mean it
@@ -166,16 +168,18 @@ class Folded(Origin):
 def _least_squares(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor) -> Factors:
     """What ``got`` is ``weight`` times, for each row of both [n, m], each value counted in its own scales.
 
-    A value that is farther off than rounding puts it was clipped, and says nothing of its factor: such values
-    are left out, more strictly as the factors become better known. Rounding depends on what it rounds, so
-    that a factor may be off by the share of its errors in all squares.
+    A value that is smaller than rounding makes it was clipped, and says nothing of its factor: such values
+    are left out. None is larger, also where it was clipped, which gives a least factor: without it a row of a
+    few clipped values may fit them and leave others out. Where it makes many of them clipped, some are not of
+    this weight, and it is not used. Rounding depends on what it rounds, so that a factor may be off by the
+    share of its errors in all squares.
     """
     scales = scales.clamp(min=_TINY)
     weight, got = weight / scales, got / scales
-    values = _slope(weight, got, torch.ones_like(weight))
-    for most in _KEPT:
-        kept = ((got - weight * values[:, None]).abs() <= most).float()
-        values = _slope(weight, got, kept)
+    values, kept = _fitted(weight, got, None)
+    above, more = _fitted(weight, got, _least(weight, got))
+    better = more.mean(1) >= _LEAST_KEPT
+    values, kept = torch.where(better, above, values), torch.where(better[:, None], more, kept)
     error = kept * (got - weight * values[:, None]).square()
     squares = (kept * weight.square()).sum(1).clamp(min=_TINY)
     sigma = (error * weight.square()).sum(1).sqrt() / squares / values.abs().clamp(min=_TINY)
@@ -185,6 +189,29 @@ def _least_squares(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor
     shift = float(error.sum() / all_squares.sum().clamp(min=_TINY))
     uncertain = torch.where(known, _SIGMAS * sigma + shifts, _UNKNOWN)
     return Factors(torch.where(known, values, 1), uncertain, shift)
+
+
+def _fitted(
+    weight: torch.Tensor, got: torch.Tensor, least: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors [n], and which values they were fitted to, 1 or 0 [n, m]; ``least``: none begins below it."""
+    values = _slope(weight, got, torch.ones_like(weight))
+    for most in _KEPT:
+        if least is not None:
+            values = torch.maximum(values, least)
+        meant = weight * values[:, None]
+        larger = (got - meant) * torch.where(got == 0, meant, got).sign()
+        kept = ((larger <= most) & (larger >= (-most if least is None else -_KEPT[-1]))).float()
+        values = _slope(weight, got, kept)
+    return values, kept
+
+
+def _least(weight: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """The least factor of each row that brings every value within half a scale of what is stored, or beyond
+    it, as far as signs agree.
+    """
+    bounds = (got.abs() - 0.5) / weight.abs().clamp(min=_TINY)
+    return torch.where(got * weight > 0, bounds, 0).amax(1).clamp(min=0) * (1 - _SLACK)
 
 
 def _slope(weight: torch.Tensor, got: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
