@@ -53,9 +53,10 @@ class WindowSegments(NamedTuple):
     closed: bool
 
 
-def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
+def moved(segment: Segment, number: int, start: float, end: float, silence: float = 0.0) -> Segment:
     """A segment of a chunk from ``start`` to ``end`` (seconds) as one of the recording, with its number
-    there.
+    there. ``silence``: seconds at the chunk's start: of a sentence that follows it models often say that it
+    begins at 0. Words have times of their own.
     """
 
     def at(seconds: float) -> float:
@@ -63,7 +64,8 @@ def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
 
     words = segment.words and [replace(one, start=at(one.start), end=at(one.end)) for one in segment.words]
     seek = segment.seek + round(start * RATE / HOP)
-    return replace(segment, id=number, start=at(segment.start), end=at(segment.end), words=words, seek=seek)
+    first = min(silence, segment.end) if segment.start == 0 and not words else segment.start
+    return replace(segment, id=number, start=at(first), end=at(segment.end), words=words, seek=seek)
 
 
 def end_at(segment: Segment, end: float) -> None:

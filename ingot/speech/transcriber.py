@@ -24,7 +24,7 @@ from ingot.speech.dtw_alignment import alignment_heads
 from ingot.speech.recording_features import Request, Transcript, mel_bins, transcribe_recording
 from ingot.speech.segments import Segment, moved
 from ingot.speech.speech_options import TranscribeOptions, TranscribeValues
-from ingot.speech.voice_activity import Detector, VoiceDetector, speech_chunks
+from ingot.speech.voice_activity import Detector, VoiceDetector, silences, speech_chunks
 from ingot.speech.window_decoding import Decoded, Vocabulary, decode_window, detect_language
 from ingot.speech.word_times import ScoreRequest
 
@@ -206,7 +206,8 @@ class Transcriber:
         options, found = wanted.options, Transcript(duration=len(samples) / RATE)
         if not options.chunked:
             return self._one_by_one(samples, options, on_segment, cancel)
-        chunks = speech_chunks(samples, wanted.detector(len(samples) / RATE))
+        detector = wanted.detector(len(samples) / RATE)
+        chunks = speech_chunks(samples, detector)
         found.language = options.language
         if chunks and found.language is None and self.vocabulary.tokens.multilingual:
             first = LongLogMel(samples[slice(*chunks[0])], self._mels, self.llm.engine.device)
@@ -217,11 +218,12 @@ class Transcriber:
         def work(chunk: tuple[int, int], cancel: CancelToken) -> Transcript:
             return self._one_by_one(samples[slice(*chunk)], options, lambda segment: None, cancel)
 
-        for (start, end), transcript in zip(
-            chunks, run_in_order(work, chunks, self._width, cancel), strict=True
+        for (start, end), silence, transcript in zip(
+            chunks, silences(chunks, detector), run_in_order(work, chunks, self._width, cancel), strict=True
         ):
             for segment in transcript.segments:
-                found.segments.append(moved(segment, len(found.segments), start / RATE, end / RATE))
+                number = len(found.segments)
+                found.segments.append(moved(segment, number, start / RATE, end / RATE, silence))
                 on_segment(found.segments[-1])
         return found
 

@@ -92,6 +92,15 @@ def speech_chunks(samples: torch.Tensor, detector: Detector) -> list[tuple[int, 
     return chunks
 
 
+def silences(chunks: Sequence[tuple[int, int]], detector: Detector) -> list[float]:
+    """Seconds that the detector has put before the speech of each chunk: none where a stretch was cut, the
+    recording begins, or the detector is another.
+    """
+    pad = detector.pad if isinstance(detector, VoiceDetector) else 0.0
+    ends = [0, *(end for _, end in chunks)]
+    return [0.0 if start in (0, end) else pad for (start, _), end in zip(chunks, ends, strict=False)]
+
+
 def _checked(found: object, seconds: float) -> list[tuple[float, float]]:
     """A detector's result, if it is stretches of the recording."""
     try:

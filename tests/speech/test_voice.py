@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ import torch
 from ingot.audio.log_mel import RATE, WINDOW
 from ingot.audio.recording_samples import read_audio
 from ingot.errors import RequestError
-from ingot.speech.voice_activity import VoiceDetector, speech_chunks
+from ingot.speech.segments import Segment, Word, moved
+from ingot.speech.voice_activity import VoiceDetector, silences, speech_chunks
 
 needs_webrtc = pytest.mark.skipif(importlib.util.find_spec("webrtcvad") is None, reason="no webrtcvad")
 
@@ -150,3 +152,21 @@ def test_a_long_stretch_is_cut_where_it_is_quiet() -> None:
 def test_what_a_detector_returns_is_checked(found: Any) -> None:
     with pytest.raises(RequestError, match=r"voice detector.*0 to 10\.000"):
         speech_chunks(silence(10), lambda _: found)
+
+
+def test_a_segment_from_a_chunks_start_begins_with_its_speech() -> None:
+    """Not where the recording begins, a stretch was cut, or the detector is another."""
+    found = [(0, 16000), (40000, 480000), (480000, 800000), (900000, 960000)]
+    assert silences(found, VoiceDetector(pad=0.3)) == [0.0, 0.3, 0.0, 0.3]
+    assert silences(found, lambda _: []) == [0.0] * 4
+    assert silences([], VoiceDetector()) == []
+    one = Segment(0, 0.0, 2.0, " Yes.", [1], 0.0, -0.1, 1.0, 0.0)
+    assert [(s.start, s.end) for s in (moved(one, 1, 2.5, 9.0, 0.3), moved(one, 1, 2.5, 9.0))] == [
+        (2.8, 4.5),
+        (2.5, 4.5),
+    ]
+    later, short = replace(one, start=0.1), replace(one, end=0.2)
+    assert moved(later, 1, 2.5, 9.0, 0.3).start == 2.6  # the model has named it
+    assert moved(short, 1, 2.5, 9.0, 0.3).start == 2.7
+    worded = replace(one, words=[Word(" Yes.", 0.1, 0.4, 1.0)])
+    assert moved(worded, 1, 2.5, 9.0, 0.3).start == 2.5  # its words have times of their own
