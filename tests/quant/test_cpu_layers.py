@@ -175,7 +175,8 @@ def test_a_power_of_e_is_close_zero_or_no_number() -> None:
       call void @exp16(ptr %x)
       ret void
     }"""
-    text = layers_text(Packing("bf16"), shape, tiles(), permutes=False)
+    packing = Packing("bf16")
+    text = layers_text(packing, shape, tiles(packing), permutes=False)
     launch = compiled(text + entry, "only_exp")
     x = torch.cat((torch.linspace(-87, 88, 4092), torch.tensor([-87.5, -1e38, -torch.inf, torch.nan])))
     y = x.clone()
