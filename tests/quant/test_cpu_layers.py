@@ -176,7 +176,7 @@ def test_a_power_of_e_is_close_zero_or_no_number() -> None:
       ret void
     }"""
     packing = Packing("bf16")
-    text = layers_text(packing, shape, tiles(packing), permutes=False)
+    text = layers_text([packing] * 4, [tiles(packing)] * 4, shape, permutes=False)
     launch = compiled(text + entry, "only_exp")
     x = torch.cat((torch.linspace(-87, 88, 4092), torch.tensor([-87.5, -1e38, -torch.inf, torch.nan])))
     y = x.clone()
