@@ -44,4 +44,4 @@ gpu-test: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from ingot.config.build_config import NARROW_KV_DTYPES
@@ -113,14 +114,35 @@ def fits_by_card(setting: MemorySetting) -> Iterator[CardRow]:
     """For every common card and number format: the largest batch at ``max_seq_len``, the longest request at
     batch 1; no other process holds memory there.
     """
+    forms = [(form, *_bills(form)) for form in _formats(setting)]
     for name, total in CARDS.items():
-        for form in _formats(setting):
-            search = _Search(Capacity(name, total), "fits")
-            whole = form.replace(device="cuda", runtime=form.runtime.replace(cache_tokens=None))
-            batch = search.largest(lambda n, s=whole: s.replace(max_batch_size=n), 1, _MOST_BATCH)  # type: ignore[misc]
-            one = whole.replace(max_batch_size=1)
-            length = search.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, one.model.max_positions)  # type: ignore[misc]
+        card = Capacity(name, total)
+        for form, by_batch, by_length in forms:
+            batch = _largest(lambda n, b=by_batch: replace(b(n), capacity=card).fits, 1, _MOST_BATCH)  # type: ignore[misc]  # noqa: B023
+            longest = form.model.max_positions
+            length = _largest(lambda n, b=by_length: replace(b(n), capacity=card).fits, 1, longest)  # type: ignore[misc]  # noqa: B023
             yield CardRow(name, total, form.dtype, form.quant.label, batch, length)
+
+
+def _bills(form: MemorySetting) -> tuple[Callable[[int], Ledger], Callable[[int], Ledger]]:
+    """By the batch, and by the length of the one request; cards share what was counted."""
+    whole = form.replace(device="cuda", runtime=form.runtime.replace(cache_tokens=None))
+    one, weights = whole.replace(max_batch_size=1), whole.weight_bytes()
+    return (
+        cache(lambda batch: ledger(whole.replace(max_batch_size=batch), weights=weights)),
+        cache(lambda length: ledger(one.replace(max_seq_len=length), weights=weights)),
+    )
+
+
+def _largest(reaches: Callable[[int], bool], least: int, most: int) -> int:
+    """The largest value that reaches a goal, 0 if the least does not; larger values need more."""
+    if least > most or not reaches(least):
+        return 0
+    low, high = least, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if reaches(middle) else (low, middle - 1)
+    return low
 
 
 class _Search:
@@ -134,17 +156,8 @@ class _Search:
         return ledger(setting, self.capacity)
 
     def largest(self, at: Callable[[int], MemorySetting], least: int, most: int) -> int:
-        """The largest value that reaches the goal, 0 if the least does not; larger values need more."""
-        if least > most or not _reached(self.bill(at(least)), self.goal):
-            return 0
-        low, high = least, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if _reached(self.bill(at(middle)), self.goal):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """The largest value that reaches the goal, 0 if the least does not."""
+        return _largest(lambda n: _reached(self.bill(at(n)), self.goal), least, most)
 
     def singles(self, setting: MemorySetting) -> Iterator[Fix]:
         runtime = setting.runtime

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from ingot.config.decoder_config import DecoderConfig
@@ -70,22 +72,30 @@ def all_step_buffers_bytes(
     probes = 2 if encoded else 1  # rows of logits of a request, one of which may be a probe's
     logits = max(tokens, probes * max_batch_size)
     total = step_buffer_bytes(tokens, max_batch_size, width, logits, heads, encoded_width=encoded)
-    if graphs:
-        buckets = batch_buckets(max_batch_size)
-        rows = sum(buckets)
-        total += step_buffer_bytes(
-            rows, rows, width, rows, heads, buffers=len(buckets), encoded_width=encoded
+    return total + (
+        _graph_buffers_bytes(max_batch_size, width, heads, config.num_heads, encoded) if graphs else 0
+    )
+
+
+@lru_cache(maxsize=1 << 12)  # a search for what fits asks again for each card and number format
+def _graph_buffers_bytes(
+    max_batch_size: int, width: int, heads: int, query_heads: int, encoded_width: int
+) -> int:
+    """Bytes of the step buffers of all graphs."""
+    buckets, probes = batch_buckets(max_batch_size), 2 if encoded_width else 1
+    rows = sum(buckets)
+    total = step_buffer_bytes(
+        rows, rows, width, rows, heads, buffers=len(buckets), encoded_width=encoded_width
+    )
+    return total + sum(
+        step_buffer_bytes(
+            *(t, r, width, probes * r, heads),
+            encoded_width=encoded_width,
+            tiles=_most_tiles(query_heads, t, r),
         )
-        total += sum(
-            step_buffer_bytes(
-                *(t, r, width, probes * r, heads),
-                encoded_width=encoded,
-                tiles=_most_tiles(config, t, r),
-            )
-            for t in TOKEN_BUCKETS
-            for r in request_buckets(max_batch_size)
-        )
-    return total
+        for t in TOKEN_BUCKETS
+        for r in request_buckets(max_batch_size)
+    )
 
 
 def layered_share(config: DecoderConfig, runtime: RuntimeConfig) -> float | None:
@@ -101,15 +111,17 @@ def layered_bytes(config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeCon
         return 0
     width = -(-max_seq_len // runtime.block_size)
     buffers = sum(
-        step_buffer_bytes(*(rows, 1, width, 1, config.num_kv_heads), tiles=_most_tiles(config, rows, 1))
+        step_buffer_bytes(
+            *(rows, 1, width, 1, config.num_kv_heads), tiles=_most_tiles(config.num_heads, rows, 1)
+        )
         for rows in LAYERED_TOKENS
     )
     return buffers + 2 * LAYERED_TOKENS[-1] * config.hidden_size * dtype.itemsize
 
 
-def _most_tiles(config: DecoderConfig, tokens: int, requests: int) -> int:
+def _most_tiles(query_heads: int, tokens: int, requests: int) -> int:
     """Entries of a step's list of tiles, parts included."""
-    return max(tile_list_length(tokens, requests, _LEAST_TILE_ROWS), TARGET_PROGRAMS // config.num_heads)
+    return max(tile_list_length(tokens, requests, _LEAST_TILE_ROWS), TARGET_PROGRAMS // query_heads)
 
 
 def sampling_bytes(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.kernels.compile_report import (
     LIMIT,
     check_all_fit,
@@ -60,9 +61,15 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def cache() -> Path:
+    """Of Triton, whose key has the compiler's and the kernel's source: a second run compiles what changed."""
+    return ROOT / ".pytest_cache" / "triton"
+
+
+@pytest.fixture(scope="module")
+def rows(cache: Path) -> list[dict[str, Any]]:
     """What the compiler reports."""
-    return compiled_for(90, tmp_path_factory.mktemp("triton"), CASES)
+    return compiled_for(90, cache, CASES)
 
 
 def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
@@ -70,9 +77,9 @@ def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
     assert [row for row in rows if row.get("spill_bytes", 0) > 16] == []
 
 
-def test_lanes_agree_on_their_sums(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_lanes_agree_on_their_sums(rows: list[dict[str, Any]], cache: Path) -> None:
     """Also in the merge of grouped heads, where sm_86 is what shows a product that is not rounded."""
-    older = compiled_for(86, tmp_path, ("decode 32/8x64 fp32 of 64",))
+    older = compiled_for(86, cache, ("decode 32/8x64 fp32 of 64",))
     assert "paged_stream_kernel" in {row["kernel"] for row in older}
     check_lanes_agree(rows + older)
 
