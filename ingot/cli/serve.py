@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,6 +153,7 @@ def serve(
     elif page != PageFlags():
         raise typer.BadParameter("flags of the page need --web", param_hint="--web")
     with contextlib.ExitStack() as beside:
+        _end_at_sigterm(beside)
         started = _started(len(models), beside)
         sides = _text_sides(models)
         for side, model in zip(sides, models, strict=True):
@@ -220,6 +223,18 @@ def _one_each(
             raise RequestError(what, seen=len(listed), allowed=len(own), field=flag)
         every.append([*listed] * (len(own) // len(listed)) if listed else [None] * len(own))
     return [first or mine or last for first, mine, last in zip(every[0], own, every[1], strict=True)]
+
+
+def _end_at_sigterm(beside: contextlib.ExitStack) -> None:
+    """Until the server has handlers of its own SIGTERM ends this process at once, with exit code 0, and the
+    engines' with it; the first process of a container would not even notice it.
+    """
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        beside.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, end))
 
 
 def _started(count: int, beside: contextlib.ExitStack) -> list[BlankProcess]:
