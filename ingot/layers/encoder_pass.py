@@ -26,6 +26,11 @@ class EncoderPass:
     observer: Observer | None = None
     between: Callable[[], None] | None = None
 
+    @property
+    def unobserved(self) -> bool:
+        """Whether no value between kernels is seen, by hooks or an observer."""
+        return self.fused and self.observer is None
+
     def see(self, name: str, value: Observed) -> None:
         """Show a value that may be overwritten later."""
         if self.observer is not None:

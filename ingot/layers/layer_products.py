@@ -21,7 +21,7 @@ from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv, small_qkv
 from ingot.kernels.product.int8.fp8_library import library_takes
 from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
-from ingot.kernels.product.prompt_gate_up import prompt_gate_up, takes_gate_up
+from ingot.kernels.product.prompt_gate_up import prompt_gate_up, prompt_up, takes_gate_up, takes_up
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
@@ -161,6 +161,18 @@ class GatedProduct(Product):
         silu = isinstance(mlp, GatedMLP) and mlp.activation == "silu"
         if silu and isinstance(form, DenseForm) and takes_gate_up(rows, weight):
             return prompt_gate_up(rows, weight)
+        return super().inner(x, mlp, form)
+
+
+class BentProduct(Product):
+    """A plain MLP's dense up product with bias, with GELU in one kernel where that is faster."""
+
+    def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
+        rows, weight, bias = _dense(x), self.linear.weight, self.bias
+        assert isinstance(weight, torch.Tensor)
+        assert bias is not None
+        if mlp.activation == "gelu" and isinstance(form, DenseForm) and takes_up(rows, weight):
+            return prompt_up(rows, weight, bias)
         return super().inner(x, mlp, form)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import TileTable
-from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.layer_norm import layer_norm, layer_norm_behind
 from ingot.kernels.norm.norm_kernel import Parts
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
@@ -103,6 +103,12 @@ class LayerNorm(Norm):
     @property
     def shift(self) -> torch.Tensor | None:
         return self.bias
+
+    def behind(
+        self, x: torch.Tensor, lacking: tuple[torch.Tensor, ...], *, keeps: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(s), s), s = x + biases that products before it did not add; x unless it ``keeps`` s."""
+        return layer_norm_behind(x, self.weight, self.bias, self.eps, lacking, keeps=keeps)
 
 
 def make_norm(config: DecoderConfig, ctx: BuildContext) -> Norm:

@@ -13,7 +13,7 @@ import torch
 
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.product.packed.packed_prompt import packed_prompt
-from ingot.kernels.product.prompt_gate_up import prompt_gate_up
+from ingot.kernels.product.prompt_gate_up import prompt_gate_up, prompt_up
 from ingot.kernels.rows.operand_rows import OperandRows
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
 from tests.kernels.numerics import launched
@@ -54,6 +54,11 @@ def gate_up(dtype: torch.dtype, rows: int) -> None:
     launched(prompt_gate_up)(x, weight)
 
 
+def up(dtype: torch.dtype, rows: int) -> None:
+    x, weight = empty(rows, 1280, dtype=dtype), empty(5120, 1280, dtype=dtype)
+    launched(prompt_up)(x, weight, empty(5120, dtype=dtype))
+
+
 PACKED_CASES: dict[str, Callable[[], Any]] = {
     "many rows in 8 bits 128 fp16 by pointers": lambda: many_rows(HALF, 128, 8, TMA=1),
     "many rows in 4 bits 100 bf16 by 32 with zeros by pointers": lambda: many_rows(
@@ -63,6 +68,8 @@ PACKED_CASES: dict[str, Callable[[], Any]] = {
 PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "gate and up of prompts bf16": lambda: gate_up(BRAIN, 2000),
     "gate and up of prompts fp16": lambda: gate_up(HALF, 2048),
+    "up of many windows fp16": lambda: up(HALF, 12000),
+    "up of many windows bf16": lambda: up(BRAIN, 12000),
     "prompts in 8 bits bf16": lambda: prompt(BRAIN, 8),
     "prompts in 8 bits fp16 by 128 with zeros": lambda: prompt(HALF, 8, 128, True),
     "prompts in 8 bits bf16 with zeros": lambda: prompt(BRAIN, 8, 0, True),

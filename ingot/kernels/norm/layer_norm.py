@@ -4,16 +4,17 @@ s = x + residual; y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias, in fp3
 kernel y may end in any form of rows (row_endings.py).
 
     y, residual = layer_norm(x, weight, bias, 1e-5, residual)
+    y, x = layer_norm_behind(x, weight, bias, 1e-5, (first, second))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ingot.kernels.kernel_checks import merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import expect, merge_tiles, runs_on_gpu
 from ingot.kernels.launch_overlap import other_overlap
 from ingot.kernels.norm.norm_kernel import (
     expect_ending,
@@ -77,3 +78,36 @@ def layer_norm(
         choice = merge_tiles(default_tiles(x.shape[1]), tiles)
         return launch_norm(x, weight, eps, residual, None, ending, choice, shift=bias)
     return layer_norm_reference(x, weight, bias, eps, residual, ending)
+
+
+def layer_norm_behind(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    lacking: Sequence[torch.Tensor],
+    *,
+    keeps: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``layer_norm`` of s = x + biases that products before it did not add, rounded once.
+
+    Args:
+        x, weight, bias, eps: as of ``layer_norm``.
+        lacking: none, one or two biases [H], dtype of x.
+        keeps: whether s is written; otherwise it is only normalised.
+
+    Returns:
+        y [T, H], and s [T, H]: x itself, if nothing is lacking or s is not kept.
+    """
+    expect_norm(x, weight, None, bias)
+    for one in lacking:
+        expect("lacking", one, (x.shape[1],), like=x)
+    if not lacking:
+        return layer_norm(x, weight, bias, eps)
+    first, *others = lacking
+    second = others[0] if others else None
+    if runs_on_gpu(x):
+        row, choice = first.expand(len(x), -1), default_tiles(x.shape[1])
+        return launch_norm(x, weight, eps, row, second, AS_THEY_ARE, choice, shift=bias, keeps=keeps)
+    s = sum((one.float() for one in lacking), x.float()).to(x.dtype)
+    return layer_norm_reference(s, weight, bias, eps)[0], s if keeps else x

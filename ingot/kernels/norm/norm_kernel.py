@@ -104,9 +104,10 @@ def norm_kernel(
 ) -> None:
     """One program per row: add, square, normalise, multiply, end (``store_row``).
 
-    With SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added. With
-    ``shift_ptr`` it is a LayerNorm: the variance is about the mean, in a second pass over registers. With
-    ``post_ptr`` x has an RMSNorm before the residual is added.
+    With SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added. Else the
+    bias is added with the residual; the sum is stored only where ``sum_ptr`` is given. With ``shift_ptr`` it
+    is a LayerNorm: the variance is about the mean, in a second pass over registers. With ``post_ptr`` x has
+    an RMSNorm before the residual is added.
     """
     start_next(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty if SPLITS == 0 else sum_ptr.dtype.element_ty
@@ -120,6 +121,8 @@ def norm_kernel(
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if shift_ptr is not None:
         shift = tl.load(shift_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    if SPLITS == 0 and bias_ptr is not None:
+        bias = tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if post_ptr is not None:
         post = tl.load(post_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     order, step, zero = None, None, None
@@ -139,8 +142,12 @@ def norm_kernel(
             s = _weighted(x * rstd, post, dtype, post_ptr.dtype.element_ty == tl.float32)
         if residual_ptr is not None:
             residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
-            s = (s.to(tl.float32) + residual.to(tl.float32)).to(dtype)
-            tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
+            total = s.to(tl.float32) + residual.to(tl.float32)
+            if bias_ptr is not None:
+                total += bias
+            s = total.to(dtype)
+            if sum_ptr is not None:
+                tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
     if shift_ptr is not None:
         s = tl.where(inside, s - tl.sum(s, axis=0) / HIDDEN, 0.0)
@@ -162,17 +169,20 @@ def launch_norm(
     choice: Mapping[str, int],
     shift: torch.Tensor | None = None,
     post: torch.Tensor | None = None,
+    keeps: bool = True,
 ) -> tuple[Any, torch.Tensor]:
     """(y in its form, s) of x [T, H], or of a product's parts [S, T, H] with a residual.
 
-    ``bias`` is added to the parts; ``shift`` is a LayerNorm's bias; ``post`` weighs a norm of x itself.
+    ``bias`` is added to the parts, or with the residual; ``shift`` is a LayerNorm's bias; ``post`` weighs a
+    norm of x itself. Unless it ``keeps`` the sum, x comes in its place.
     """
     source = x.parts if isinstance(x, Int8Sums) else x
     (num_rows, hidden), splits = source.shape[-2:], source.shape[0] if source.dim() == 3 else 0
     like = source if residual is None else residual
     y, own = ending.launched(num_rows, hidden, like)
     s = source
-    if residual is not None:
+    keeps = keeps and residual is not None
+    if keeps:
         s = torch.empty((num_rows, hidden), dtype=like.dtype, device=like.device)
     scales = (x.row_scales, x.weight_scales) if isinstance(x, Int8Sums) else (None, None)
     if own["y_ptr"].numel():
@@ -183,7 +193,7 @@ def launch_norm(
             post,
             weight,
             shift,
-            None if residual is None else s,
+            s if keeps else None,
             *scales,
             rows=num_rows if splits else None,
             x_stride=None if splits else source.stride(0),

@@ -1,10 +1,13 @@
-"""The gate and up product of a prompt's rows on Hopper, in 16 bits, with the activation in its epilogue.
+"""The gate and up product of a prompt's rows, or a plain MLP's up product, on Hopper, in 16 bits, with the
+activation in its epilogue.
 
 One warp of a program copies rows and weights to shared memory (TMA). Two groups of four warps have 64 rows of
 a tile each, and beside one another the sums of 128 outputs of the gate and the same ones of up: what is
-written is half as wide as the product, which is not read again.
+written is half as wide as the product, which is not read again. Of a plain MLP they have the sums of 256
+outputs, to which the bias is added before GELU.
 
     if takes_gate_up(x, weight): y = prompt_gate_up(x, weight)
+    if takes_up(x, weight): y = prompt_up(x, weight, bias)
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import constexpr, tensor
 
 from ingot.kernels.activation.gated_mlp import silu_mul_reference
+from ingot.kernels.activation.plain_activation import plain_activation
 from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_rows, multiprocessors, runs_on_gpu
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 
@@ -38,10 +42,17 @@ OUTPUTS = gl.constexpr(128)  # of a tile: as many sums of the gate, and of up
 COLS = gl.constexpr(64)  # of a step
 STAGES = gl.constexpr(4)  # steps in shared memory
 SPAN = gl.constexpr(16)  # tiles of rows that are done for one tile of outputs before the next
-LEAST_ROWS, LEAST_FULL = (
-    1024,
-    0.95,
-)  # with fewer, or emptier last tiles, the library was faster: `takes_gate_up`
+# Q of `_gelu`, times -log2(e), and the square from which it is constant
+_FAR = gl.constexpr(30.25)
+_GELU_0 = gl.constexpr(-2.3022072315216064)
+_GELU_1 = gl.constexpr(-0.10483857989311218)
+_GELU_2 = gl.constexpr(9.559298632666469e-05)
+_GELU_3 = gl.constexpr(0.00015938939759507775)
+_GELU_4 = gl.constexpr(-1.145242822531145e-05)
+_GELU_5 = gl.constexpr(3.85044870654383e-07)
+_GELU_6 = gl.constexpr(-5.209906284164845e-09)
+# With fewer rows, or emptier last tiles, the library was faster: `takes_gate_up`, `takes_up`.
+LEAST_ROWS, LEAST_FULL, LEAST_FULL_UP = 1024, 0.95, 0.9
 
 
 class Sizes(NamedTuple):
@@ -53,37 +64,63 @@ class Sizes(NamedTuple):
 
 
 @gluon.jit
-def _tiles(sizes: Sizes) -> tensor:
-    """How many tiles there are."""
-    return gl.cdiv(sizes.rows, 2 * ROWS) * (sizes.outputs // OUTPUTS)
+def _tiles(sizes: Sizes, WIDTH: constexpr) -> tensor:
+    """How many tiles of so many outputs there are."""
+    return gl.cdiv(sizes.rows, 2 * ROWS) * (sizes.outputs // WIDTH)
 
 
 @gluon.jit
-def _corner(tile: tensor, sizes: Sizes) -> tensor:
+def _corner(tile: tensor, sizes: Sizes, WIDTH: constexpr) -> tensor:
     """A tile's first row and output."""
-    per = sizes.outputs // OUTPUTS * SPAN
+    per = sizes.outputs // WIDTH * SPAN
     first = tile // per * SPAN
     height = gl.minimum(gl.cdiv(sizes.rows, 2 * ROWS) - first, SPAN)
-    return (first + tile % per % height) * (2 * ROWS), tile % per // height * OUTPUTS
+    return (first + tile % per % height) * (2 * ROWS), tile % per // height * WIDTH
+
+
+@gluon.jit
+def _gelu(x: tensor) -> tensor:
+    """x · Φ(x) within 7e-8 plus roundings: Φ(x) = 1 / (1 + exp(-x · Q(x²))). It needs half of erf's time."""
+    t = gl.minimum(x * x, _FAR)
+    q = _GELU_6
+    q = q * t + _GELU_5
+    q = q * t + _GELU_4
+    q = q * t + _GELU_3
+    q = q * t + _GELU_2
+    q = q * t + _GELU_1
+    q = q * t + _GELU_0
+    return x * gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * q)], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _store(y: tensor, y_desc: tensor, piece: tensor, row: tensor, output: tensor) -> None:
+    """Write a tile's half, once the one before is out of its place in shared memory."""
+    tma.store_wait(0)
+    piece.store(y)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(y_desc, [row, output], piece)
 
 
 @gluon.jit
 def _copy(everything: tensor) -> None:
     """Copy the operands of every step, as soon as their place in shared memory is free."""
-    x_desc, w_desc, _y_desc, xs, ws, _staged, ready, free, sizes = everything
+    x_desc, w_desc, _y_desc, bias_ptr, xs, ws, _staged, ready, free, sizes = everything
     BYTES: constexpr = (2 * ROWS + 2 * OUTPUTS) * COLS * 2
     slot = 0
     phase = 1
-    for tile in range(gl.program_id(0), _tiles(sizes), gl.num_programs(0)):
-        row, output = _corner(tile, sizes)
+    WIDTH: constexpr = OUTPUTS if bias_ptr is None else 2 * OUTPUTS
+    for tile in range(gl.program_id(0), _tiles(sizes, WIDTH), gl.num_programs(0)):
+        row, output = _corner(tile, sizes, WIDTH)
         for column in range(0, sizes.columns, COLS):
             mbarrier.wait(free.index(slot), phase)
             bar = ready.index(slot)
             mbarrier.expect(bar, BYTES)
             tma.async_copy_global_to_shared(x_desc, [row, column], bar, xs.index(2 * slot))
             tma.async_copy_global_to_shared(w_desc, [output, column], bar, ws.index(2 * slot))
-            up = sizes.outputs + output
-            tma.async_copy_global_to_shared(w_desc, [up, column], bar, ws.index(2 * slot + 1))
+            other = output + (sizes.outputs if bias_ptr is None else OUTPUTS)
+            tma.async_copy_global_to_shared(w_desc, [other, column], bar, ws.index(2 * slot + 1))
             tma.async_copy_global_to_shared(x_desc, [row + ROWS, column], bar, xs.index(2 * slot + 1))
             slot += 1
             if slot == STAGES:
@@ -94,7 +131,7 @@ def _copy(everything: tensor) -> None:
 @gluon.jit
 def _multiply(WHICH: constexpr, everything: tensor) -> None:
     """One group's rows, tile by tile. A step's product starts before the one before has ended."""
-    _x_desc, w_desc, y_desc, xs, ws, staged, ready, free, sizes = everything
+    _x_desc, w_desc, y_desc, bias_ptr, xs, ws, staged, ready, free, sizes = everything
     DTYPE: constexpr = y_desc.dtype
     MMA: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * OUTPUTS, 16])
     both = ws._reinterpret(w_desc.dtype, [STAGES, 2 * OUTPUTS, COLS], w_desc.layout)
@@ -102,8 +139,11 @@ def _multiply(WHICH: constexpr, everything: tensor) -> None:
     phase = 0
     before = slot
     acc = warpgroup_mma_init(gl.zeros([ROWS, 2 * OUTPUTS], gl.float32, MMA))
-    for tile in range(gl.program_id(0), _tiles(sizes), gl.num_programs(0)):
-        row, output = _corner(tile, sizes)
+    WIDTH: constexpr = OUTPUTS if bias_ptr is None else 2 * OUTPUTS
+    for tile in range(gl.program_id(0), _tiles(sizes, WIDTH), gl.num_programs(0)):
+        row, output = _corner(tile, sizes, WIDTH)
+        if bias_ptr is not None:
+            bias = gl.load(bias_ptr + output + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, MMA)))
         for column in range(0, sizes.columns, COLS):
             mbarrier.wait(ready.index(slot), phase)
             right = both.index(slot).permute((1, 0))
@@ -118,15 +158,18 @@ def _multiply(WHICH: constexpr, everything: tensor) -> None:
         sums = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index(before), count=1)
         acc = warpgroup_mma_init(sums)
-        gate, up = gl.split(sums.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
-        gate = gate.to(DTYPE).to(gl.float32)
-        gate = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
-        y = (gate * up.to(DTYPE).to(gl.float32)).to(DTYPE)
         piece = staged.index(WHICH)
-        tma.store_wait(0)
-        piece.store(y)
-        fence_async_shared()
-        tma.async_copy_shared_to_global(y_desc, [row + WHICH * ROWS, output], piece)
+        first_row = row + WHICH * ROWS
+        if bias_ptr is None:
+            gate, up = gl.split(sums.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
+            gate = gate.to(DTYPE).to(gl.float32)
+            gate = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
+            _store((gate * up.to(DTYPE).to(gl.float32)).to(DTYPE), y_desc, piece, first_row, output)
+        else:
+            sums = (sums + bias.to(gl.float32)[None, :]).to(DTYPE).to(gl.float32)
+            left, right = gl.split(sums.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
+            _store(_gelu(left).to(DTYPE), y_desc, piece, first_row, output)
+            _store(_gelu(right).to(DTYPE), y_desc, piece, first_row, output + OUTPUTS)
     tma.store_wait(0)
 
 
@@ -145,11 +188,12 @@ def prompt_gate_up_kernel(
     x_desc: tensor,
     w_desc: tensor,
     y_desc: tensor,
+    bias_ptr: tensor,
     rows: tensor,
     outputs: tensor,
     columns: tensor,
 ) -> None:
-    """Tiles of 128 rows and 128 outputs, as far apart as there are programs."""
+    """Tiles of 128 rows and 128 gated outputs, or 256 plain ones, as far apart as there are programs."""
     xs = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, ROWS, COLS], x_desc.layout)
     ws = gl.allocate_shared_memory(w_desc.dtype, [2 * STAGES, OUTPUTS, COLS], w_desc.layout)
     staged = gl.allocate_shared_memory(y_desc.dtype, [2, ROWS, OUTPUTS], y_desc.layout)
@@ -159,7 +203,8 @@ def prompt_gate_up_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    everything = (x_desc, w_desc, y_desc, xs, ws, staged, ready, free, Sizes(rows, outputs, columns))
+    sizes = Sizes(rows, outputs, columns)
+    everything = (x_desc, w_desc, y_desc, bias_ptr, xs, ws, staged, ready, free, sizes)
     gl.warp_specialize(
         [(_first, (everything,)), (_second, (everything,)), (_copy, (everything,))],
         [4, 1],
@@ -183,17 +228,28 @@ def takes_gate_up(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """
     if len(x) < LEAST_ROWS or weight.dtype != torch.bfloat16 or not _hopper(weight.device):
         return False
+    return _busy_share(x, weight) >= LEAST_FULL and _readable(x, weight)
+
+
+def takes_up(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """The same of a product with GELU, in fp16 or bf16."""
+    if len(x) < LEAST_ROWS or weight.dtype.itemsize != 2 or not _hopper(weight.device):
+        return False
+    return _busy_share(x, weight) >= LEAST_FULL_UP and _readable(x, weight)
+
+
+def _busy_share(x: torch.Tensor, weight: torch.Tensor) -> float:
+    """Of the multiprocessors' time while the kernel runs: the last tiles keep few of them busy."""
     tiles, programs = triton.cdiv(len(x), 128) * (weight.shape[0] // 256), multiprocessors(weight.device)
-    full = tiles >= LEAST_FULL * programs * triton.cdiv(tiles, programs)
-    whole = weight.shape[0] % (2 * OUTPUTS.value) == 0
-    return (
-        full
-        and whole
-        and all(
-            start % DESCRIPTOR_ALIGNMENT == 0
-            for side in (x, weight)
-            for start in (side.data_ptr(), side.stride(0) * side.element_size())
-        )
+    return tiles / (programs * max(triton.cdiv(tiles, programs), 1))
+
+
+def _readable(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether there are whole tiles of outputs, and descriptors can read both operands."""
+    return weight.shape[0] % (2 * OUTPUTS.value) == 0 and all(
+        start % DESCRIPTOR_ALIGNMENT == 0
+        for side in (x, weight)
+        for start in (side.data_ptr(), side.stride(0) * side.element_size())
     )
 
 
@@ -223,6 +279,42 @@ def prompt_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             _descriptor(x, ROWS.value, COLS.value),
             _descriptor(weight, OUTPUTS.value, COLS.value),
             _descriptor(y, ROWS.value, OUTPUTS.value),
+            None,
+            len(x),
+            inner,
+            x.shape[1],
+            num_warps=4,
+        )
+    return y
+
+
+def prompt_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """y = cast(gelu(cast(x W^T + b))): the product and exact GELU of it, rounded alike.
+
+    Args:
+        x: [T, K] fp16 or bf16, any T.
+        weight: [I, K], dtype of x; I is a multiple of 256.
+        bias: [I], dtype of x.
+
+    Returns:
+        [T, I], dtype of x.
+    """
+    expect_rows("x", x)
+    expect("weight", weight, (None, x.shape[1]), like=x)
+    inner = len(weight)
+    expect("bias", bias, (inner,), like=x)
+    if inner % (2 * OUTPUTS.value):
+        raise KernelArgumentError("weight has no whole tiles", seen=inner, allowed="multiples of 256")
+    if not runs_on_gpu(x):
+        return plain_activation(torch.nn.functional.linear(x, weight, bias), "gelu")
+    y = x.new_empty((len(x), inner))
+    if y.numel():
+        tiles = triton.cdiv(len(x), 2 * ROWS.value) * (inner // (2 * OUTPUTS.value))
+        prompt_gate_up_kernel[(min(tiles, multiprocessors(x.device)),)](
+            _descriptor(x, ROWS.value, COLS.value),
+            _descriptor(weight, OUTPUTS.value, COLS.value),
+            _descriptor(y, ROWS.value, OUTPUTS.value),
+            bias,
             len(x),
             inner,
             x.shape[1],

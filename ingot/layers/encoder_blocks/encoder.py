@@ -14,11 +14,14 @@ from torch import nn
 from ingot.config.encoder_config import StackConfig
 from ingot.layers.build_context import BuildContext
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
-from ingot.layers.layer_products import Product
+from ingot.layers.layer_products import BentProduct, Product
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.layers.norm import LayerNorm
 from ingot.layers.product_choice import by_scheme
+from ingot.layers.row_forms import DenseForm
+
+Biases = tuple[torch.Tensor, ...]
 
 
 class Encoder(Protocol):
@@ -94,9 +97,35 @@ class EncoderLayer(nn.Module):
         forward_pass.see("stream", hidden)
         return hidden
 
+    def adds_in_place(self, forward_pass: EncoderPass) -> bool:
+        """Whether ``added`` is a way through this layer: with dense products in 16 bits, unobserved."""
+        linears = (self.self_attn.qkv_proj, self.self_attn.o_proj, self.mlp.up_proj, self.mlp.down_proj)
+        dense = all(linear.scheme.dense and linear.has_bias for linear in linears)
+        return forward_pass.unobserved and dense and self.input_layernorm.weight.dtype.itemsize == 2
+
+    def added(
+        self, hidden: torch.Tensor, lacking: Biases, inputs: int, forward_pass: EncoderPass
+    ) -> tuple[torch.Tensor, Biases]:
+        """``forward`` of hidden + ``lacking``, in its form. The library adds products to hidden states but no
+        bias besides, so that the next norm adds it; sums are rounded as often as in ``forward``.
+        """
+        attention, mlp = self.self_attn, self.mlp
+        output, down = attention.o_proj, mlp.down_proj
+        behind_output, behind_down = _bias(output), _bias(down)
+        x, hidden = self.input_layernorm.behind(hidden, lacking)
+        attended = attention.attend(attention.qkv_proj(x), inputs)
+        hidden = hidden.addmm_(attended, _weight(output).t())
+        del x, attended  # memory of many windows
+        x, _ = self.post_attention_layernorm.behind(hidden, (behind_output,), keeps=False)
+        inner = BentProduct(mlp.up_proj).inner(x, mlp, DenseForm())
+        assert isinstance(inner, torch.Tensor)
+        return hidden.addmm_(inner, _weight(down).t()), (behind_output, behind_down)
+
     def _product(self, linear: Linear, forward_pass: EncoderPass) -> Product:
         if not forward_pass.fused:
             return Product(linear, fused=False)
+        if linear is self.mlp.up_proj and linear.scheme.dense and linear.has_bias:
+            return BentProduct(linear)
         return by_scheme(linear, self.input_layernorm.weight.dtype)
 
 
@@ -111,7 +140,29 @@ class EncoderStack(nn.ModuleList):
     ) -> torch.Tensor:
         """[inputs * P, hidden_size], which may be overwritten → the same shape."""
         forward_pass.see("stream", hidden)
+        lacking: Biases = ()
         for layer in self:
-            hidden = layer(hidden, inputs, forward_pass)
+            assert isinstance(layer, EncoderLayer)
+            if layer.adds_in_place(forward_pass):
+                hidden, lacking = layer.added(hidden, lacking, inputs, forward_pass)
+            else:
+                hidden, lacking = layer(_completed(hidden, lacking), inputs, forward_pass), ()
             forward_pass.layer_ended()
+        return _completed(hidden, lacking)
+
+
+def _completed(hidden: torch.Tensor, lacking: Biases) -> torch.Tensor:
+    """hidden [T, hidden_size] + the biases that it lacks, rounded once; overwritten."""
+    if not lacking:
         return hidden
+    return hidden.add_(sum(bias.float() for bias in lacking))
+
+
+def _weight(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear.weight, torch.Tensor)
+    return linear.weight
+
+
+def _bias(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear.bias, torch.Tensor)
+    return linear.bias
