@@ -117,6 +117,18 @@ def timed(transcriber: Transcriber, path: Path, spans: Spans, options: Row) -> t
     return {**parts, "rtfx": seconds / (ended - begun)}, found
 
 
+def asked(transcriber: Transcriber, seconds: float, *, small: bool = False) -> tuple[Spans, int, Row]:
+    """Of a recording: where it is not silent, in how many chunks, and how it is transcribed."""
+    spans, tokens = stretches(seconds), transcriber.vocabulary.tokens
+    chunks = len(speech_chunks(torch.zeros(round(seconds * RATE)), lambda _: spans))
+    return spans, chunks, {
+        "language": "en", "timestamps": False, "temperatures": (0.0,), "compression_ratio": None,
+        "logprob": None, "no_speech": None,
+        "max_new_tokens": 4 if small else round(TOKENS_PER_SECOND * seconds / chunks),
+        "suppress": tuple(range(tokens.end, tokens.first_timestamp)),
+    }  # fmt: skip
+
+
 def measured(given: argparse.Namespace, shape: Path) -> Row:
     """The record of one shape."""
     llm = LLM.from_config(
@@ -124,16 +136,8 @@ def measured(given: argparse.Namespace, shape: Path) -> Row:
         runtime=RuntimeConfig(kv_dtype=given.kv_dtype),
     )  # fmt: skip
     transcriber = Transcriber.of_llm(llm)
-    tokens = transcriber.vocabulary.tokens
     seconds = 60.0 * given.minutes
-    spans = stretches(seconds)
-    chunks = speech_chunks(torch.zeros(round(seconds * RATE)), lambda _: spans)
-    per_window = 4 if given.small else round(TOKENS_PER_SECOND * seconds / len(chunks))
-    options: Row = {
-        "language": "en", "timestamps": False, "temperatures": (0.0,), "compression_ratio": None,
-        "logprob": None, "no_speech": None, "max_new_tokens": per_window,
-        "suppress": tuple(range(tokens.end, tokens.first_timestamp)),
-    }  # fmt: skip
+    spans, chunks, options = asked(transcriber, seconds, small=given.small)
     device = llm.engine.device
     record: Row = {
         "command": shlex.join(["python", *sys.argv]), "machine": machine(device), "shape": given.shape,
@@ -143,7 +147,7 @@ def measured(given: argparse.Namespace, shape: Path) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hour.wav"
         write(path, spans, seconds)
-        record |= {"chunks": len(chunks), "tokens_per_chunk": per_window}
+        record |= {"chunks": chunks, "tokens_per_chunk": options["max_new_tokens"]}
         llm.warm_up([*range(1, given.batch + 1, 8), given.batch], kinds=["transcript"])
         timed(transcriber, path, spans, options)
         runs = []

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ from ingot.config.encoder_config import StackConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.layers.decoder import Decoder
-from ingot.measure.bench.ceiling import measure_ceiling
+from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
 from ingot.measure.side.machine import machine
 from ingot.measure.side.step_work import Work, read_bytes
 from ingot.measure.side.timed_run import spread
@@ -83,7 +83,9 @@ class Load:
 class Ours:
     """An engine of a shape, and what asks it."""
 
-    def __init__(self, shape: Path, given: argparse.Namespace, load: Load) -> None:
+    def __init__(
+        self, shape: Path, given: argparse.Namespace, load: Load, batches: Sequence[int] = ()
+    ) -> None:
         self.llm = LLM.from_config(
             shape,
             given.device,
@@ -99,7 +101,7 @@ class Ours:
         self.frame = tokens.prompt("en", "transcribe", timestamps=False)
         vocabulary = Vocabulary.of(tokens, None, config.max_positions)
         self.rules = vocabulary.rules(TranscribeOptions(timestamps=False), framed=len(self.frame) - 1)
-        self.llm.warm_up(sorted({1, load.at_once}), kinds=["transcript"])
+        self.llm.warm_up(batches or sorted({1, load.at_once}), kinds=["transcript"])
 
     @property
     def device(self) -> torch.device:
@@ -157,6 +159,11 @@ def noise(count: int, seed: int) -> torch.Tensor:
     return 0.1 * torch.randn(count, WINDOW, generator=torch.Generator().manual_seed(seed))
 
 
+def seeds(count: int, repeats: int) -> list[int]:
+    """Of the windows of ``figures``: with all tokens and with the first, in turn."""
+    return [1000 * count + number for number in range(2 * (repeats + 1))]
+
+
 def seconds(run: Callable[[Any, int], None], given: Any, tokens: int, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -178,8 +185,8 @@ def figures(
     found: Row = {"windows": count, "tokens": load.tokens}
     for name, tokens in (("all", load.tokens), ("first", 1)):
         # All first: making noise takes a while, in which a GPU's clocks fall.
-        seeds = [1000 * count + 2 * repeat + (name == "first") for repeat in range(load.repeats + 1)]
-        times = [seconds(run, given, tokens, device) for given in [ready(noise(count, s)) for s in seeds]]
+        drawn = [ready(noise(count, seed)) for seed in seeds(count, load.repeats)[name == "first" :: 2]]
+        times = [seconds(run, given, tokens, device) for given in drawn]
         spent = spread(times[1:])
         assert spent is not None
         found[f"{name}_s"], found[f"{name}_seconds"] = spent, [round(one, 6) for one in times[1:]]
@@ -188,11 +195,13 @@ def figures(
     return found
 
 
-def limit(ours: Ours, count: int, load: Load) -> Row:
-    """Seconds that windows ``count`` at once take at the least; see the module."""
+def limit(ours: Ours, count: int, load: Load, ceiling: Ceiling | None = None) -> Row:
+    """Seconds that windows ``count`` at once take at the least; see the module. The card's ``ceiling`` is
+    measured unless it is given.
+    """
     config, model = ours.llm.engine.manifest.model, ours.llm.engine.model
     assert config.encoder is not None
-    ceiling = measure_ceiling(ours.device, model.dtype)
+    ceiling = ceiling or measure_ceiling(ours.device, model.dtype)
     operations = count * encoder_operations(config)
     work = Work.of(config, read_bytes(decoder_alone(model)), ours.llm.executor.runner.caches[0].keys.dtype)
     context = config.encoder.max_positions + len(ours.frame) + load.tokens / 2

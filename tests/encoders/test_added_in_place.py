@@ -55,10 +55,11 @@ def exactly(layers: EncoderStack, hidden: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-def test_as_exact_as_module_by_module(dtype: torch.dtype) -> None:
-    layers = stack(dtype)
-    hidden = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
+def test_as_exact_as_module_by_module(device: str, dtype: torch.dtype) -> None:
+    layers = stack(dtype).to(device)
+    hidden = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     true = exactly(layers, hidden)
     with torch.inference_mode():
         added, modules = (layers(hidden.clone(), INPUTS, way) for way in (FUSED, MODULE_BY_MODULE))

@@ -40,10 +40,10 @@ from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 ROWS = gl.constexpr(64)  # of a group of four warps
 OUTPUTS = gl.constexpr(128)  # of a tile: as many sums of the gate, and of up
 COLS = gl.constexpr(64)  # of a step
+QUARTERS = gl.constexpr(4)  # of 256 outputs: as wide as a step
 STAGES = gl.constexpr(4)  # steps in shared memory
 SPAN = gl.constexpr(16)  # tiles of rows that are done for one tile of outputs before the next
-# Q of `_gelu`, times -log2(e), and the square from which it is constant
-_FAR = gl.constexpr(30.25)
+# Q of `_gelu`, times -log2(e)
 _GELU_0 = gl.constexpr(-2.3022072315216064)
 _GELU_1 = gl.constexpr(-0.10483857989311218)
 _GELU_2 = gl.constexpr(9.559298632666469e-05)
@@ -80,8 +80,10 @@ def _corner(tile: tensor, sizes: Sizes, WIDTH: constexpr) -> tensor:
 
 @gluon.jit
 def _gelu(x: tensor) -> tensor:
-    """x · Φ(x) within 7e-8 plus roundings: Φ(x) = 1 / (1 + exp(-x · Q(x²))). It needs half of erf's time."""
-    t = gl.minimum(x * x, _FAR)
+    """x · Φ(x) within 7e-8 plus roundings: Φ(x) = 1 / (1 + exp(-x · Q(x²))), which takes half of erf's time.
+    Q falls on beyond the values that it was fitted to: Φ becomes 0 or 1.
+    """
+    t = x * x
     q = _GELU_6
     q = q * t + _GELU_5
     q = q * t + _GELU_4
@@ -113,7 +115,8 @@ def _copy(everything: tensor) -> None:
     WIDTH: constexpr = OUTPUTS if bias_ptr is None else 2 * OUTPUTS
     for tile in range(gl.program_id(0), _tiles(sizes, WIDTH), gl.num_programs(0)):
         row, output = _corner(tile, sizes, WIDTH)
-        for column in range(0, sizes.columns, COLS):
+        columns = sizes.columns if bias_ptr is None else gl.maximum(sizes.columns, QUARTERS * COLS)
+        for column in range(0, columns, COLS):
             mbarrier.wait(free.index(slot), phase)
             bar = ready.index(slot)
             mbarrier.expect(bar, BYTES)
@@ -174,6 +177,91 @@ def _multiply(WHICH: constexpr, everything: tensor) -> None:
 
 
 @gluon.jit
+def _quarters(x: tensor) -> tensor:
+    """Columns [ROWS, 256] in four parts, in order."""
+    left, right = gl.split(x.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
+    first, second = gl.split(left.reshape([ROWS, 2, COLS]).permute((0, 2, 1)))
+    third, fourth = gl.split(right.reshape([ROWS, 2, COLS]).permute((0, 2, 1)))
+    return first, second, third, fourth
+
+
+@gluon.jit
+def _store_bent(x: tensor, y_desc: tensor, piece: tensor, row: tensor, output: tensor) -> None:
+    """Write GELU of a quarter, once the last but one is out of its place in shared memory."""
+    y = _gelu(x.to(gl.float32)).to(y_desc.dtype)
+    tma.store_wait(1)
+    piece.store(y)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(y_desc, [row, output], piece)
+
+
+@gluon.jit
+def _multiply_bent(WHICH: constexpr, everything: tensor) -> None:
+    """One group's rows, tile by tile. GELU of a tile's sums is computed beside the next tile's first products:
+    a quarter beside each.
+    """
+    _x_desc, w_desc, y_desc, bias_ptr, xs, ws, staged, ready, free, sizes = everything
+    DTYPE: constexpr = y_desc.dtype
+    MMA: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * OUTPUTS, 16])
+    both = ws._reinterpret(w_desc.dtype, [STAGES, 2 * OUTPUTS, COLS], w_desc.layout)
+    slot = 0
+    phase = 0
+    before = slot
+    acc = warpgroup_mma_init(gl.zeros([ROWS, 2 * OUTPUTS], gl.float32, MMA))
+    parts = _quarters(gl.zeros([ROWS, 2 * OUTPUTS], DTYPE, MMA))
+    last_row = sizes.rows
+    last_output = sizes.outputs
+    for tile in range(gl.program_id(0), _tiles(sizes, 2 * OUTPUTS), gl.num_programs(0)):
+        row, output = _corner(tile, sizes, 2 * OUTPUTS)
+        for part in gl.static_range(QUARTERS):
+            mbarrier.wait(ready.index(slot), phase)
+            right = both.index(slot).permute((1, 0))
+            acc = warpgroup_mma(xs.index(2 * slot + WHICH), right, acc, use_acc=part > 0, is_async=True)
+            if last_row < sizes.rows:
+                _store_bent(parts[part], y_desc, staged.index(2 * WHICH + part % 2), last_row, last_output + part * COLS)
+            acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
+            if part > 0:
+                mbarrier.arrive(free.index(before), count=1)
+            before = slot
+            slot += 1
+            if slot == STAGES:
+                slot = 0
+                phase ^= 1
+        for column in range(QUARTERS * COLS, sizes.columns, COLS):
+            mbarrier.wait(ready.index(slot), phase)
+            right = both.index(slot).permute((1, 0))
+            acc = warpgroup_mma(xs.index(2 * slot + WHICH), right, acc, is_async=True)
+            acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
+            mbarrier.arrive(free.index(before), count=1)
+            before = slot
+            slot += 1
+            if slot == STAGES:
+                slot = 0
+                phase ^= 1
+        bias = gl.load(bias_ptr + output + gl.arange(0, 2 * OUTPUTS, layout=gl.SliceLayout(0, MMA)))
+        sums = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(free.index(before), count=1)
+        acc = warpgroup_mma_init(sums)
+        parts = _quarters((sums + bias.to(gl.float32)[None, :]).to(DTYPE))
+        last_row = row + WHICH * ROWS
+        last_output = output
+    if last_row < sizes.rows:
+        for part in gl.static_range(QUARTERS):
+            _store_bent(parts[part], y_desc, staged.index(2 * WHICH + part % 2), last_row, last_output + part * COLS)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _first_bent(everything: tensor) -> None:
+    _multiply_bent(0, everything)
+
+
+@gluon.jit
+def _second_bent(everything: tensor) -> None:
+    _multiply_bent(1, everything)
+
+
+@gluon.jit
 def _first(everything: tensor) -> None:
     _multiply(0, everything)
 
@@ -196,7 +284,8 @@ def prompt_gate_up_kernel(
     """Tiles of 128 rows and 128 gated outputs, or 256 plain ones, as far apart as there are programs."""
     xs = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, ROWS, COLS], x_desc.layout)
     ws = gl.allocate_shared_memory(w_desc.dtype, [2 * STAGES, OUTPUTS, COLS], w_desc.layout)
-    staged = gl.allocate_shared_memory(y_desc.dtype, [2, ROWS, OUTPUTS], y_desc.layout)
+    WIDTH: constexpr = OUTPUTS if bias_ptr is None else COLS
+    staged = gl.allocate_shared_memory(y_desc.dtype, [2 * OUTPUTS // WIDTH, ROWS, WIDTH], y_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -205,11 +294,18 @@ def prompt_gate_up_kernel(
     fence_async_shared()
     sizes = Sizes(rows, outputs, columns)
     everything = (x_desc, w_desc, y_desc, bias_ptr, xs, ws, staged, ready, free, sizes)
-    gl.warp_specialize(
-        [(_first, (everything,)), (_second, (everything,)), (_copy, (everything,))],
-        [4, 1],
-        [240, 24],
-    )
+    if bias_ptr is None:
+        gl.warp_specialize(
+            [(_first, (everything,)), (_second, (everything,)), (_copy, (everything,))],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [(_first_bent, (everything,)), (_second_bent, (everything,)), (_copy, (everything,))],
+            [4, 1],
+            [240, 24],
+        )
 
 
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -313,7 +409,7 @@ def prompt_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
         prompt_gate_up_kernel[(min(tiles, multiprocessors(x.device)),)](
             _descriptor(x, ROWS.value, COLS.value),
             _descriptor(weight, OUTPUTS.value, COLS.value),
-            _descriptor(y, ROWS.value, OUTPUTS.value),
+            _descriptor(y, ROWS.value, COLS.value),
             bias,
             len(x),
             inner,
