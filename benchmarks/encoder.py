@@ -29,6 +29,7 @@ from whisper import NAMES, SHAPES, noise  # noqa: E402
 from ingot import LLM  # noqa: E402
 from ingot.audio.log_mel import features_by  # noqa: E402
 from ingot.kernels.norm.layer_norm import layer_norm  # noqa: E402
+from ingot.kernels.product.prompt_gate_up import prompt_up  # noqa: E402
 from ingot.layers.decoder import Decoder  # noqa: E402
 from ingot.measure.side.machine import machine  # noqa: E402
 
@@ -71,7 +72,17 @@ def of_layer(size: int, inner: int, heads: int, windows: int) -> dict[str, Row]:
     ):
         x, weight, bias = made(rows, depth), made(width, depth), made(width)
         call = lambda x=x, weight=weight, bias=bias: F.linear(x, weight, bias)  # noqa: E731
-        found[name] = part(call, 2 * rows * width * depth / FLOPS)
+        floor = 2 * rows * width * depth / FLOPS
+        found[name] = part(call, floor)
+        if name == "up":
+            bent = lambda x=x, weight=weight, bias=bias: F.gelu(F.linear(x, weight, bias))  # noqa: E731
+            found["up, then gelu"] = part(bent, floor)
+            own = lambda x=x, weight=weight, bias=bias: prompt_up(x, weight, bias)  # noqa: E731
+            found["up with gelu"] = part(own, floor)
+        if name in ("o", "down"):
+            sums = made(rows, width)
+            add = lambda x=x, weight=weight, sums=sums: sums.addmm_(x, weight.t())  # noqa: E731
+            found[f"{name}, added"] = part(add, floor)
     heads_of = made(rows, 3 * size).unflatten(1, (3, heads, -1)).unflatten(0, (windows, -1))
     query, key, value = heads_of.permute(2, 0, 3, 1, 4)
     for name, way in WAYS.items():

@@ -59,6 +59,11 @@ def one_shape(given: argparse.Namespace, folder: Path) -> None:
     if given.apart:
         switch(ours, apart=True)
     ours.run(whisper.noise(load.at_once, 1), load.tokens)  # captures what else there is
+    hour = folder / "hour.wav"
+    spans, chunks, asking = asked(transcriber, 60.0 * given.minutes, small=given.small)
+    if name in given.hour:
+        wait_for(hour)
+        timed(transcriber, hour, spans, asking)
     gc.collect()
     gc.freeze()
     (folder / f"{name}.ready").touch()
@@ -72,6 +77,8 @@ def one_shape(given: argparse.Namespace, folder: Path) -> None:
         record["apart"] = measured()
         switch(ours, apart=False)
         ours.run(whisper.noise(load.at_once, 1), 1)
+        gc.collect()
+        gc.freeze()  # as before: a collection takes as long as some steps
     record["windows"] = measured()
     _keep(folder, name, record)
     known = folder / "ceiling.json"
@@ -84,10 +91,9 @@ def one_shape(given: argparse.Namespace, folder: Path) -> None:
             record[part]["share_of_limit"] = round(share, 4)
     _keep(folder, name, record)
     if name in given.hour:
-        spans, chunks, asking = asked(transcriber, 60.0 * given.minutes, small=given.small)
-        runs = [timed(transcriber, folder / "hour.wav", spans, asking)[0] for _ in range(given.hours + 1)][1:]
-        hour = {key: spread([run[key] for run in runs]) for key in runs[0]}
-        record["hour"] = {"chunks": chunks, "tokens_per_chunk": asking["max_new_tokens"], **hour}
+        runs = [timed(transcriber, hour, spans, asking)[0] for _ in range(given.hours)]
+        spent = {key: spread([run[key] for run in runs]) for key in runs[0]}
+        record["hour"] = {"chunks": chunks, "tokens_per_chunk": asking["max_new_tokens"], **spent}
         _keep(folder, name, record)
 
 
@@ -131,7 +137,8 @@ def all_shapes(given: argparse.Namespace, folder: Path) -> Row:
     for name in given.shapes:
         started[name] = subprocess.Popen([sys.executable, __file__, name, *options(given, folder)])
     if given.hour:  # read by the shapes' processes
-        write(folder / "hour.wav", stretches(seconds), seconds)
+        write(folder / "part.wav", stretches(seconds), seconds)
+        (folder / "part.wav").rename(folder / "hour.wav")
     for name, process in started.items():
         while not (folder / f"{name}.ready").exists() and process.poll() is None:
             time.sleep(WAIT)
@@ -158,7 +165,7 @@ def main() -> None:
     parser.add_argument("--quant", default="none")
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--hours", type=int, default=2, help="timed runs of the hour, after one more")
+    parser.add_argument("--hours", type=int, default=2, help="timed runs of the hour")
     parser.add_argument(
         "--apart", action="store_true", help="also with GELU and residual sums as kernels of their own"
     )

@@ -9,7 +9,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.product import prompt_gate_up as module
-from ingot.kernels.product.prompt_gate_up import LEAST_ROWS, prompt_up, takes_up
+from ingot.kernels.product.prompt_gate_up import LEAST_ROWS_UP, prompt_up, takes_up
 from ingot.layers import layer_products
 from ingot.layers.mlp import MLP
 from ingot.layers.row_forms import DenseForm, Int8Form
@@ -61,10 +61,12 @@ def test_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert takes(12000)
     assert takes(12000, dtype=torch.bfloat16)
     assert not takes(12000, dtype=torch.float32)
-    assert not takes(LEAST_ROWS - 1, 256 * 132)
-    assert takes(LEAST_ROWS, 256 * 132)
+    assert not takes(LEAST_ROWS_UP - 1, 256 * 132)
+    assert takes(LEAST_ROWS_UP, 256 * 132)
     assert not takes(12000, 5120 + 128)
-    assert not takes(128 * 15, 256 * 9)  # 135 tiles for 132 programs
+    assert not takes(128 * 27, 256 * 5)  # 135 tiles for 132 programs
+    assert takes(6000)
+    assert not takes(1500)  # a window of large-v3
     odd = torch.empty(12000, 1283, dtype=torch.float16, device="meta")
     assert not takes_up(odd[:, :1280], torch.empty(5120, 1280, dtype=torch.float16, device="meta"))
 

@@ -52,7 +52,8 @@ _GELU_4 = gl.constexpr(-1.145242822531145e-05)
 _GELU_5 = gl.constexpr(3.85044870654383e-07)
 _GELU_6 = gl.constexpr(-5.209906284164845e-09)
 # With fewer rows, or emptier last tiles, the library was faster: `takes_gate_up`, `takes_up`.
-LEAST_ROWS, LEAST_FULL, LEAST_FULL_UP = 1024, 0.95, 0.9
+LEAST_ROWS, LEAST_FULL = 1024, 0.95
+LEAST_ROWS_UP, LEAST_FULL_UP = 2048, 0.88
 
 
 class Sizes(NamedTuple):
@@ -329,7 +330,7 @@ def takes_gate_up(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def takes_up(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """The same of a product with GELU, in fp16 or bf16."""
-    if len(x) < LEAST_ROWS or weight.dtype.itemsize != 2 or not _hopper(weight.device):
+    if len(x) < LEAST_ROWS_UP or weight.dtype.itemsize != 2 or not _hopper(weight.device):
         return False
     return _busy_share(x, weight) >= LEAST_FULL_UP and _readable(x, weight)
 
