@@ -4,7 +4,7 @@ activation in its epilogue.
 One warp of a program copies rows and weights to shared memory (TMA). Two groups of four warps have 64 rows of
 a tile each, and beside one another the sums of 128 outputs of the gate and the same ones of up: what is
 written is half as wide as the product, which is not read again. Of a plain MLP they have the sums of 256
-outputs, to which the bias is added before GELU.
+outputs with the bias, and compute GELU of them beside the next tile's products.
 
     if takes_gate_up(x, weight): y = prompt_gate_up(x, weight)
     if takes_up(x, weight): y = prompt_up(x, weight, bias)
@@ -80,33 +80,6 @@ def _corner(tile: tensor, sizes: Sizes, WIDTH: constexpr) -> tensor:
 
 
 @gluon.jit
-def _gelu(x: tensor) -> tensor:
-    """x · Φ(x) within 7e-8 plus roundings: Φ(x) = 1 / (1 + exp(-x · Q(x²))), which takes half of erf's time.
-    Q falls on beyond the values that it was fitted to: Φ becomes 0 or 1.
-    """
-    t = x * x
-    q = _GELU_6
-    q = q * t + _GELU_5
-    q = q * t + _GELU_4
-    q = q * t + _GELU_3
-    q = q * t + _GELU_2
-    q = q * t + _GELU_1
-    q = q * t + _GELU_0
-    return x * gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * q)], gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _store(y: tensor, y_desc: tensor, piece: tensor, row: tensor, output: tensor) -> None:
-    """Write a tile's half, once the one before is out of its place in shared memory."""
-    tma.store_wait(0)
-    piece.store(y)
-    fence_async_shared()
-    tma.async_copy_shared_to_global(y_desc, [row, output], piece)
-
-
-@gluon.jit
 def _copy(everything: tensor) -> None:
     """Copy the operands of every step, as soon as their place in shared memory is free."""
     x_desc, w_desc, _y_desc, bias_ptr, xs, ws, _staged, ready, free, sizes = everything
@@ -135,7 +108,7 @@ def _copy(everything: tensor) -> None:
 @gluon.jit
 def _multiply(WHICH: constexpr, everything: tensor) -> None:
     """One group's rows, tile by tile. A step's product starts before the one before has ended."""
-    _x_desc, w_desc, y_desc, bias_ptr, xs, ws, staged, ready, free, sizes = everything
+    _x_desc, w_desc, y_desc, _bias_ptr, xs, ws, staged, ready, free, sizes = everything
     DTYPE: constexpr = y_desc.dtype
     MMA: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * OUTPUTS, 16])
     both = ws._reinterpret(w_desc.dtype, [STAGES, 2 * OUTPUTS, COLS], w_desc.layout)
@@ -143,11 +116,8 @@ def _multiply(WHICH: constexpr, everything: tensor) -> None:
     phase = 0
     before = slot
     acc = warpgroup_mma_init(gl.zeros([ROWS, 2 * OUTPUTS], gl.float32, MMA))
-    WIDTH: constexpr = OUTPUTS if bias_ptr is None else 2 * OUTPUTS
-    for tile in range(gl.program_id(0), _tiles(sizes, WIDTH), gl.num_programs(0)):
-        row, output = _corner(tile, sizes, WIDTH)
-        if bias_ptr is not None:
-            bias = gl.load(bias_ptr + output + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, MMA)))
+    for tile in range(gl.program_id(0), _tiles(sizes, OUTPUTS), gl.num_programs(0)):
+        row, output = _corner(tile, sizes, OUTPUTS)
         for column in range(0, sizes.columns, COLS):
             mbarrier.wait(ready.index(slot), phase)
             right = both.index(slot).permute((1, 0))
@@ -162,19 +132,26 @@ def _multiply(WHICH: constexpr, everything: tensor) -> None:
         sums = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index(before), count=1)
         acc = warpgroup_mma_init(sums)
+        gate, up = gl.split(sums.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
+        gate = gate.to(DTYPE).to(gl.float32)
+        gate = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
+        y = (gate * up.to(DTYPE).to(gl.float32)).to(DTYPE)
         piece = staged.index(WHICH)
-        first_row = row + WHICH * ROWS
-        if bias_ptr is None:
-            gate, up = gl.split(sums.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
-            gate = gate.to(DTYPE).to(gl.float32)
-            gate = (gate / (1.0 + gl.exp(-gate))).to(DTYPE).to(gl.float32)
-            _store((gate * up.to(DTYPE).to(gl.float32)).to(DTYPE), y_desc, piece, first_row, output)
-        else:
-            sums = (sums + bias.to(gl.float32)[None, :]).to(DTYPE).to(gl.float32)
-            left, right = gl.split(sums.reshape([ROWS, 2, OUTPUTS]).permute((0, 2, 1)))
-            _store(_gelu(left).to(DTYPE), y_desc, piece, first_row, output)
-            _store(_gelu(right).to(DTYPE), y_desc, piece, first_row, output + OUTPUTS)
+        tma.store_wait(0)
+        piece.store(y)
+        fence_async_shared()
+        tma.async_copy_shared_to_global(y_desc, [row + WHICH * ROWS, output], piece)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _first(everything: tensor) -> None:
+    _multiply(0, everything)
+
+
+@gluon.jit
+def _second(everything: tensor) -> None:
+    _multiply(1, everything)
 
 
 @gluon.jit
@@ -184,6 +161,24 @@ def _quarters(x: tensor) -> tensor:
     first, second = gl.split(left.reshape([ROWS, 2, COLS]).permute((0, 2, 1)))
     third, fourth = gl.split(right.reshape([ROWS, 2, COLS]).permute((0, 2, 1)))
     return first, second, third, fourth
+
+
+@gluon.jit
+def _gelu(x: tensor) -> tensor:
+    """x · Φ(x) within 7e-8 plus roundings: Φ(x) = 1 / (1 + exp(-x · Q(x²))), which takes half of erf's time.
+    Q falls on beyond the values that it was fitted to: Φ becomes 0 or 1.
+    """
+    t = x * x
+    q = _GELU_6
+    q = q * t + _GELU_5
+    q = q * t + _GELU_4
+    q = q * t + _GELU_3
+    q = q * t + _GELU_2
+    q = q * t + _GELU_1
+    q = q * t + _GELU_0
+    return x * gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * q)], gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -198,8 +193,8 @@ def _store_bent(x: tensor, y_desc: tensor, piece: tensor, row: tensor, output: t
 
 @gluon.jit
 def _multiply_bent(WHICH: constexpr, everything: tensor) -> None:
-    """One group's rows, tile by tile. GELU of a tile's sums is computed beside the next tile's first products:
-    a quarter beside each.
+    """One group's rows, tile by tile. GELU of a tile's sums is computed beside the first products of the next
+    one: a quarter beside each.
     """
     _x_desc, w_desc, y_desc, bias_ptr, xs, ws, staged, ready, free, sizes = everything
     DTYPE: constexpr = y_desc.dtype
@@ -219,7 +214,13 @@ def _multiply_bent(WHICH: constexpr, everything: tensor) -> None:
             right = both.index(slot).permute((1, 0))
             acc = warpgroup_mma(xs.index(2 * slot + WHICH), right, acc, use_acc=part > 0, is_async=True)
             if last_row < sizes.rows:
-                _store_bent(parts[part], y_desc, staged.index(2 * WHICH + part % 2), last_row, last_output + part * COLS)
+                _store_bent(
+                    parts[part],
+                    y_desc,
+                    staged.index(2 * WHICH + part % 2),
+                    last_row,
+                    last_output + part * COLS,
+                )
             acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
             if part > 0:
                 mbarrier.arrive(free.index(before), count=1)
@@ -228,7 +229,7 @@ def _multiply_bent(WHICH: constexpr, everything: tensor) -> None:
             if slot == STAGES:
                 slot = 0
                 phase ^= 1
-        for column in range(QUARTERS * COLS, sizes.columns, COLS):
+        for _column in range(QUARTERS * COLS, sizes.columns, COLS):
             mbarrier.wait(ready.index(slot), phase)
             right = both.index(slot).permute((1, 0))
             acc = warpgroup_mma(xs.index(2 * slot + WHICH), right, acc, is_async=True)
@@ -248,7 +249,9 @@ def _multiply_bent(WHICH: constexpr, everything: tensor) -> None:
         last_output = output
     if last_row < sizes.rows:
         for part in gl.static_range(QUARTERS):
-            _store_bent(parts[part], y_desc, staged.index(2 * WHICH + part % 2), last_row, last_output + part * COLS)
+            _store_bent(
+                parts[part], y_desc, staged.index(2 * WHICH + part % 2), last_row, last_output + part * COLS
+            )
     tma.store_wait(0)
 
 
@@ -260,16 +263,6 @@ def _first_bent(everything: tensor) -> None:
 @gluon.jit
 def _second_bent(everything: tensor) -> None:
     _multiply_bent(1, everything)
-
-
-@gluon.jit
-def _first(everything: tensor) -> None:
-    _multiply(0, everything)
-
-
-@gluon.jit
-def _second(everything: tensor) -> None:
-    _multiply(1, everything)
 
 
 @gluon.jit(do_not_specialize=["rows"])
