@@ -17,7 +17,7 @@ REQUEST_BUCKETS = (1, 8, 64, 256)
 LAYERED_TOKENS = (64, 128, 192, 256, 384, 512)
 # Ways of sampling; a decode step has a graph for each. Transcripts have their own: greedy ones, and those
 # that sample or have other rules.
-DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "logprobs")
+DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "greedy_logprobs", "logprobs")
 SPEECH_KINDS = ("transcript", "everything")
 # Share of a decode step's time for an input that is encoded next to it; ten that wait have all of it.
 ENCODER_SHARE = 0.1

@@ -114,7 +114,7 @@ def test_one_run_of_the_model_for_all_kinds(
     assert [decodes._captured[4, kind].graph for kind in kinds] == others
     assert all(logits is models[0] for logits, _, _ in drawn)
     assert all(newest is not None and newest.ids.shape == (4,) for _, _, newest in drawn)
-    greedy, unfiltered, filtered, penalized, masked, logprobs = (draws for _, draws, _ in drawn)
+    greedy, unfiltered, filtered, penalized, masked, best, logprobs = (draws for _, draws, _ in drawn)
     assert greedy.all_greedy
     assert not unfiltered.all_greedy
     assert (unfiltered.max_top_k, filtered.max_top_k) == (0, 1)
@@ -122,5 +122,7 @@ def test_one_run_of_the_model_for_all_kinds(
     assert not filtered.any_rules
     assert masked.any_masks
     assert not penalized.any_masks
+    assert best.any_logprobs
+    assert best.all_greedy
     assert logprobs.any_logprobs
     assert not masked.any_logprobs

@@ -375,6 +375,7 @@ def test_a_neighbour_s_grammar_changes_no_bit(folders: dict[str, Path]) -> None:
         ([{"temperature": 1.0, "top_p": 0.5}, {}], "filtered"),
         ([{"temperature": 1.0, "top_p": 0.5}, {"slot": 3}], "penalized"),
         ([{"temperature": 1.0, "top_p": 0.5}, {"mask": 2}, {"slot": 3}], "masked"),
+        ([{"logprobs": True}, {}], "greedy_logprobs"),
         ([{"logprobs": True}, {"slot": 3}, {"mask": 0}], "logprobs"),
     ],
 )

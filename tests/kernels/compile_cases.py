@@ -19,7 +19,7 @@ from ingot.kernels.product.few_rows.small_linear import small_linear, small_line
 from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_linear
 from ingot.kernels.sampling.feed_tokens import keep_tokens, take_tokens
 from ingot.kernels.sampling.masked_tokens import mask_tokens
-from ingot.kernels.sampling.row_logprobs import logprobs
+from ingot.kernels.sampling.row_logprobs import greedy_logprobs, logprobs
 from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTables, hold_transcripts
 from ingot.kernels.sampling.token_draw import draw, greedy
 from ingot.kernels.sampling.token_penalties import BiasTable, penalize
@@ -235,6 +235,7 @@ def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
     logits, ids, out = empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE)
     launched(logprobs)(logits, ids, out)
     launched(logprobs)(logits, ids, out[:, :3])
+    launched(greedy_logprobs)(logits, out)
 
 
 def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: int = 1) -> None:

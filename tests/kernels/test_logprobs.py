@@ -1,4 +1,4 @@
-"""Log-probabilities on the GPU: against float64, and against the runtime's twin bit for bit."""
+"""Log-probabilities on the GPU: against float64, and against the runtime's reference bit for bit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import torch
 
 from ingot.errors import DeviceError
 from ingot.kernels.kernel_checks import KernelArgumentError
-from ingot.kernels.sampling.row_logprobs import logprobs
+from ingot.kernels.sampling.row_logprobs import greedy_logprobs, logprobs
 from ingot.runtime.sampling.token_logprobs import leave_logprobs_reference
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 
 INF, NAN = float("inf"), float("nan")
 UNTOUCHED = -77.0
+# Fewer tiles than likeliest tokens, or more; lists that hold all of them, or too few.
+SMALL: list[dict[str, int]] = [
+    {"TILE": 16, "PROGRAMS": 4, "SUM_PROGRAMS": 4, "SHORT": 32, "LIST": 64},
+    {"TILE": 128, "PROGRAMS": 64, "SHORT": 16},
+    {"TILE": 16, "SUM_PROGRAMS": 1, "SHORT": 2, "LIST": 4},
+]
 KERNELS = [pytest.param(*p.values, id=p.id, marks=p.marks) for p in IMPLEMENTATIONS if p.id != "reference"]
 
 
@@ -51,11 +57,43 @@ def check(impl: Implementation, logits: torch.Tensor, top: int, tiles: Any = Non
 @pytest.mark.parametrize(
     ("rows", "vocab", "top"), [(0, 5, 1), (1, 1, 20), (3, 97, 20), (5, 300, 4), (2, 16, 16)]
 )
-@pytest.mark.parametrize("tiles", [{"TILE": 16, "PROGRAMS": 4}, {"TILE": 128, "PROGRAMS": 64}])
+@pytest.mark.parametrize("tiles", SMALL)
 def test_the_kernels_equal_the_reference(
     impl: Implementation, dtype: torch.dtype, rows: int, vocab: int, top: int, tiles: dict[str, int]
 ) -> None:
     check(impl, (normal(rows, vocab + 3, dtype=dtype) * 4)[:, :vocab], top, tiles)
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("listed", [16, 64, 1024])
+def test_likely_tokens_may_fill_one_tile_or_the_row(impl: Implementation, listed: int) -> None:
+    """Then the list holds more than is wanted, or less than there is."""
+    logits = normal(4, 500, dtype=torch.bfloat16) * 3
+    logits[0] = logits[0].sort(descending=True).values
+    logits[1] = logits[1].sort().values
+    logits[2] = logits[2].round()
+    logits[3] = 1.5
+    check(impl, logits, 9, {"TILE": 32, "SHORT": 16, "LIST": listed})
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # inf - inf, under the interpreter
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("top", [1, 5])
+def test_the_best_token_comes_with_its_log_probability(impl: Implementation, top: int) -> None:
+    logits = normal(6, 300, dtype=torch.float16) * 4
+    logits[1, [70, 9, 40]] = 60.0
+    logits[2, ::2] = -0.0
+    logits[3] = -INF
+    logits[4, [90, 33]] = INF
+    logits[5, [80, 60]] = NAN
+    best = torch.tensor([int(logits[0].float().argmax()), 9, int(logits[2].float().argmax()), 0, 33, 60])
+    out = torch.full((7, 1 + 2 * top), UNTOUCHED, dtype=torch.float64, device=impl.device)
+    token_ids, values = impl(greedy_logprobs)(logits.to(impl.device), out, {"TILE": 32})
+    assert token_ids.tolist() == best.tolist()
+    wanted = logits[torch.arange(6), best].float()
+    torch.testing.assert_close(values.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
+    expected = torch.cat([reference(logits, best, top), torch.full((1, 1 + 2 * top), UNTOUCHED).double()])
+    torch.testing.assert_close(out.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -105,6 +143,8 @@ def test_wrong_arguments_are_named() -> None:
     }
     with pytest.raises(DeviceError, match="runtime"):
         logprobs(**good)
+    with pytest.raises(DeviceError, match="runtime"):
+        greedy_logprobs(good["logits"], good["out"])
     for name, bad in (
         ("logits", torch.zeros(1, 4, dtype=torch.int64)),
         ("token_ids", torch.zeros(2, dtype=torch.int64)),
@@ -128,6 +168,12 @@ def test_real_vocabularies(dtype: torch.dtype, vocab: int) -> None:
     logprobs(logits, token_ids, out)
     leave_logprobs_reference(logits, token_ids, expected)
     assert torch.equal(out, expected)
+    best, values = greedy_logprobs(logits, out)
+    leave_logprobs_reference(logits, logits.argmax(-1), expected)
+    assert torch.equal(out, expected)
+    assert torch.equal(best, logits.argmax(-1))
+    assert torch.equal(values, logits.amax(-1).float())
+    logprobs(logits, token_ids, out)
     alone = torch.zeros(1, 41, dtype=torch.float64, device="cuda")
     logprobs(logits[9:10], token_ids[9:10], alone)
     assert torch.equal(alone[0], out[9])

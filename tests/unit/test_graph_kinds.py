@@ -21,6 +21,9 @@ ROWS = {
     "masked": RowSampling(mask=0),
     "log-probability": RowSampling(logprobs=True),
     "log-probabilities": RowSampling(logprobs=True, likeliest=True),
+    "drawn, with log-probability": RowSampling(temperature=0.7, logprobs=True),
+    "penalized, with log-probability": RowSampling(slot=0, logprobs=True),
+    "masked, with log-probability": RowSampling(mask=0, logprobs=True),
     "transcript": RowSampling(transcript=0),
     "transcript with log-probability": RowSampling(transcript=0, logprobs=True),
 }
@@ -30,10 +33,10 @@ LEAST = {
     "filtered": ("top-k", "top-p"),
     "penalized": ("penalized",),
     "masked": ("masked",),
-    "logprobs": ("log-probability", "log-probabilities"),
+    "greedy_logprobs": ("log-probability", "log-probabilities"),
+    "logprobs": tuple(f"{name}, with log-probability" for name in ("drawn", "penalized", "masked")),
     "transcript": ("transcript", "transcript with log-probability"),
 }
-PLACES = {"greedy": 0, "unfiltered": 1, "filtered": 2, "penalized": 3, "masked": 4, "logprobs": 5}
 
 
 def does(rows: tuple[RowSampling, ...]) -> set[str]:
@@ -65,9 +68,9 @@ def test_rows_get_all_their_rules_in_any_mix() -> None:
 
 @pytest.mark.parametrize("name", LEAST)
 def test_a_row_alone_has_the_least_general_way(name: str) -> None:
-    kinds = dict(zip(PLACES, DRAW_KINDS, strict=True)) | {"transcript": SPEECH_KINDS[0]}
+    assert LEAST.keys() == {*DRAW_KINDS, SPEECH_KINDS[0]}
     for row in LEAST[name]:
-        assert sampling_kind([ROWS[row]]) == KINDS[kinds[name]], row
+        assert sampling_kind([ROWS[row]]) == KINDS[name], row
 
 
 def test_every_way_is_that_of_some_rows() -> None:

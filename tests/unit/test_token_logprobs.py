@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from ingot.config.sampling_params import MAX_LOGPROBS
+from ingot.runtime.sampling.pending_tokens import TokenFeed
+from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
+from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.sampling.token_logprobs import ROW_WIDTH, leave_logprobs, read_logprobs
+from ingot.runtime.step.sampled_step import leave_tokens
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5, MAX_LOGPROBS])
@@ -33,3 +37,22 @@ def test_a_small_vocabulary_has_no_more_than_its_tokens() -> None:
     found = read_logprobs(out[0].tolist(), 1, 5)
     assert [token for token, _ in found.top] == [1, 0, 2], "the lowest id first among equals"
     assert found.top[0][1] == found.logprob
+
+
+@pytest.mark.parametrize("probed", [-1, 7])
+def test_best_tokens_come_with_theirs_and_probes_with_their_own(probed: int) -> None:
+    logits = torch.randn(3, 60, generator=torch.Generator().manual_seed(2)) * 5
+    expected = logits.double().log_softmax(-1)
+    rows = [RowSampling(logprobs=True, likeliest=True)] * 2 + [RowSampling(probed=probed, logprobs=True)]
+    device = torch.device("cpu")
+    feed = TokenFeed(4, TokenCounts(4, 60, 16, device))
+    leave_tokens(logits, SamplingTensors.from_rows(rows, device), feed)
+    best = logits.argmax(-1)
+    tokens, left = feed.send(3, logprobs=True).wait()
+    assert left is not None
+    assert tokens == best.tolist()
+    wanted = [*best[:2].tolist(), probed if probed >= 0 else int(best[2])]
+    for row, token in enumerate(wanted):
+        found = read_logprobs(left[row], token, 4)
+        assert found.logprob == pytest.approx(expected[row, token].item(), rel=1e-5, abs=1e-5)
+        assert found.top[0][0] == best[row]

@@ -1,10 +1,13 @@
 """Log-probabilities of chosen tokens and of each row's likeliest, on the GPU.
 
-Three launches: every tile's likeliest tokens; the sum of the row's weights, integers as in the runtime's
-``log_normaliser``; the merge. Their number and shape depend on batch and vocabulary alone, so a CUDA graph
-can hold them. The runtime has the reference.
+Three launches: every tile's best token; the sum of the row's weights, integers as in the runtime's
+``log_normaliser``, beside a list of what is not less likely than the K-th of the tiles' best; the K likeliest
+of that list. If more than the list holds is not less likely (thousands of tokens as likely as the best), the
+row itself is searched: the same tokens, in milliseconds. The launches depend on batch and vocabulary alone,
+so a CUDA graph can hold them. The runtime has the reference.
 
     logprobs(logits, token_ids, out)
+    token_ids, values = greedy_logprobs(logits, out)
 """
 
 from __future__ import annotations
@@ -25,100 +28,204 @@ from ingot.kernels.kernel_checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.sampling.score_rows import INT32_MAX, LEAST, WEIGHT_ONE, key_of, of_tiles, value_of
+from ingot.kernels.launch_overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.sampling.score_rows import (
+    INT32_MAX,
+    LEAST,
+    WEIGHT_ONE,
+    key_of,
+    of_tiles,
+    tile_tops_kernel,
+    value_of,
+)
 from ingot.kernels.sampling.token_draw import MAX_VOCAB
 
 INTEGERS = tl.constexpr(2.0**52)  # a float64 from 0 to 2**51 plus this is an integer: rounded to even
+INT64_MAX = tl.constexpr(2**63 - 1)
+COMPARED_ONCE = tl.constexpr(16)  # tiles that are compared with all others at a time
 
 
-def logprob_tiles(vocab: int) -> dict[str, int]:
-    """Tile choices, not measured: TILE logits per reduction, about 100 tiles per row at most."""
+def logprob_tiles(vocab: int, device: torch.device) -> dict[str, int]:
+    """Tile choices: TILE logits per reduction, about 100 tiles per row at most; PROGRAMS and SUM_PROGRAMS
+    over all rows; LIST tokens among which the likeliest are sought, SHORT of them in most rows.
+    """
     tile = min(max(next_power_of_two(triton.cdiv(vocab, 96)), 256), 8192)
-    return {"TILE": tile, "PROGRAMS": 8192, "num_warps": max(tile // 512, 4)}
+    return {
+        "TILE": tile, "PROGRAMS": 16384, "SUM_PROGRAMS": 8192, "LIST": 1024, "SHORT": 128,
+        "num_warps": max(tile // 512, 4), "MERGE_WARPS": 1, "OVERLAP": 2 if overlaps(device) else 1,
+    }  # fmt: skip
 
 
 @triton.jit
-def tile_likeliest_kernel(
-    logits_ptr: tl.tensor,
-    found_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
+def _found_of(values: tl.tensor, ids: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Key and id in one int64: the lowest id is the largest among equals."""
+    found = (key_of(values).to(tl.int64) << 32) | (ids ^ INT32_MAX).to(tl.int64)
+    return tl.where(inside, found, LEAST)
+
+
+@triton.jit
+def _lowest_listed(
+    best_ptr: tl.tensor, bests: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr,
     TOP: tl.constexpr,
-) -> None:
-    """Each tile's TOP likeliest tokens, key and id in one int64: the lowest id first among equals."""
-    row = tl.program_id(1).to(tl.int64)
-    for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
-        ids = tile * TILE + tl.arange(0, TILE)
-        inside = ids < VOCAB
-        values = tl.load(logits_ptr + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
-        found = (key_of(values).to(tl.int64) << 32) | (ids ^ INT32_MAX).to(tl.int64)
-        found = tl.where(inside, found, LEAST)
-        for place in range(TOP):
-            best = tl.max(found, axis=0)
-            tl.store(found_ptr + (row * TILES + tile) * TOP + place, best)
-            found = tl.where(found == best, LEAST, found)
+) -> tl.tensor:  # fmt: skip
+    """The TOP-th of the tiles' best: the row's TOP likeliest are not below it."""
+    above = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
+    for start in range(0, TILES, COMPARED_ONCE):
+        some = start + tl.arange(0, COMPARED_ONCE)
+        other = tl.load(best_ptr + row * TILES + some, mask=some < TILES, other=LEAST)
+        above += (other[None, :] > bests[:, None]).to(tl.int32)
+    return tl.min(tl.where(tl.sum(above, axis=1) < TOP, bests, INT64_MAX), axis=0)
 
 
 @triton.jit
-def tile_sums_kernel(
+def list_likeliest_kernel(
     logits_ptr: tl.tensor,
-    found_ptr: tl.tensor,
+    best_ptr: tl.tensor,
     sum_ptr: tl.tensor,
+    list_ptr: tl.tensor,
+    listed_ptr: tl.tensor,
     row_stride: tl.tensor,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     TILE: tl.constexpr,
     TOP: tl.constexpr,
+    LIST: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
-    """Sum of each tile's weights, in 2**-40 of the weight of the row's likeliest token."""
+    """Sum of each tile's weights, in 2**-40 of the weight of the row's likeliest token; if more than one is
+    wanted, a list of the tokens that may be among the TOP likeliest.
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
-    tiles = tl.arange(0, BLOCK_TILES)
-    firsts = tl.load(found_ptr + (row * TILES + tiles) * TOP, mask=tiles < TILES, other=LEAST)
-    highest = value_of((tl.max(firsts, axis=0) >> 32).to(tl.int32)).to(tl.float64)
+    bests = of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES)
+    highest = value_of((tl.max(bests, axis=0) >> 32).to(tl.int32)).to(tl.float64)
+    lowest = tl.full([], LEAST, dtype=tl.int64)
+    if (TOP > 1) & (TOP <= TILES):
+        lowest = _lowest_listed(best_ptr, bests, row, TILES, BLOCK_TILES, TOP)
     for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
         ids = tile * TILE + tl.arange(0, TILE)
-        values = tl.load(logits_ptr + row * row_stride + ids, mask=ids < VOCAB, other=float("-inf"))
-        weights = tl.exp(values.to(tl.float32).to(tl.float64) - highest) * WEIGHT_ONE
+        inside = ids < VOCAB
+        values = tl.load(logits_ptr + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
+        weights = tl.exp(values.to(tl.float64) - highest) * WEIGHT_ONE
         weights = tl.where(weights >= 0, (weights + INTEGERS) - INTEGERS, 0.0)  # NaN: the sum is not used
         tl.store(sum_ptr + row * TILES + tile, tl.sum(weights.to(tl.int64), axis=0))
+        if TOP > 1:  # noqa: SIM102 - one condition is known when compiling
+            if tl.load(best_ptr + row * TILES + tile) >= lowest:
+                found = _found_of(values, ids, inside)
+                wanted = inside & (found >= lowest)
+                listed = wanted.to(tl.int32)
+                place = tl.atomic_add(listed_ptr + row, tl.sum(listed, axis=0), sem="relaxed")
+                place += tl.cumsum(listed, axis=0) - 1
+                tl.store(list_ptr + row * LIST + place, found, mask=wanted & (place < LIST))
+
+
+@triton.jit
+def _leave(
+    out_ptr: tl.tensor, place: tl.tensor, best: tl.tensor, normaliser: tl.tensor, TOP: tl.constexpr
+) -> None:
+    """The log-probability of one of the likeliest, and its id."""
+    value = value_of((best >> 32).to(tl.int32)).to(tl.float64)
+    token = tl.where(best == LEAST, -1, (best & INT32_MAX) ^ INT32_MAX)
+    tl.store(out_ptr + 1 + place, (value - normaliser).to(tl.float32).to(tl.float64))
+    tl.store(out_ptr + 1 + TOP + place, token.to(tl.float64))
+
+
+@triton.jit
+def _leave_listed(
+    list_ptr: tl.tensor,
+    listed: tl.tensor,
+    out_ptr: tl.tensor,
+    normaliser: tl.tensor,
+    WIDTH: tl.constexpr,
+    TOP: tl.constexpr,
+) -> None:
+    """The TOP likeliest of at most WIDTH listed tokens."""
+    places = tl.arange(0, WIDTH)
+    found = tl.load(list_ptr + places, mask=places < listed, other=LEAST)
+    for place in range(TOP):
+        best = tl.max(found, axis=0)
+        _leave(out_ptr, place, best, normaliser, TOP)
+        found = tl.where(found == best, LEAST, found)
+
+
+@triton.jit
+def _leave_of_row(
+    row_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    normaliser: tl.tensor,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+    TOP: tl.constexpr,
+) -> None:
+    """The TOP likeliest tokens of the row itself."""
+    last = tl.full([], INT64_MAX, dtype=tl.int64)
+    for place in range(TOP):
+        best = tl.full([], LEAST, dtype=tl.int64)
+        for start in range(0, VOCAB, TILE):
+            ids = start + tl.arange(0, TILE)
+            inside = ids < VOCAB
+            values = tl.load(row_ptr + ids, mask=inside, other=float("-inf")).to(tl.float32)
+            found = _found_of(values, ids, inside)
+            best = tl.maximum(best, tl.max(tl.where(found < last, found, LEAST), axis=0))
+        _leave(out_ptr, place, best, normaliser, TOP)
+        last = best
 
 
 @triton.jit
 def merge_likeliest_kernel(
     logits_ptr: tl.tensor,
     token_ptr: tl.tensor,
-    found_ptr: tl.tensor,
+    best_ptr: tl.tensor,
     sum_ptr: tl.tensor,
+    list_ptr: tl.tensor,
+    listed_ptr: tl.tensor,
+    best_token_ptr: tl.tensor,
+    best_value_ptr: tl.tensor,
     out_ptr: tl.tensor,
     row_stride: tl.tensor,
     out_stride: tl.tensor,
+    VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
-    BLOCK_FOUND: tl.constexpr,
+    TILE: tl.constexpr,
     TOP: tl.constexpr,
+    LIST: tl.constexpr,
+    SHORT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
-    """One program per row: the chosen token's log-probability, the TOP largest ones, and their tokens."""
+    """One program per row: the log-probability of the given token, or of the best, which it leaves, too; the
+    TOP largest ones; and their tokens.
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK_FOUND)
-    found = tl.load(found_ptr + row * TILES * TOP + places, mask=places < TILES * TOP, other=LEAST)
-    highest = value_of((tl.max(found, axis=0) >> 32).to(tl.int32)).to(tl.float64)
+    best = tl.max(of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES), axis=0)
+    likeliest = value_of((best >> 32).to(tl.int32))
+    highest = likeliest.to(tl.float64)
     total = tl.sum(of_tiles(sum_ptr, row, 0, TILES, BLOCK_TILES), axis=0).to(tl.float64)
     normaliser = highest
     if tl.abs(highest) < float("inf"):
         normaliser = highest + tl.log(total / WEIGHT_ONE)
-    chosen = tl.load(logits_ptr + row * row_stride + tl.load(token_ptr + row)).to(tl.float32)
-    row_ptr = out_ptr + row * out_stride
-    tl.store(row_ptr, (chosen.to(tl.float64) - normaliser).to(tl.float32).to(tl.float64))
-    for place in range(TOP):
-        best = tl.max(found, axis=0)
-        value = value_of((best >> 32).to(tl.int32)).to(tl.float64)
-        token = tl.where(best == LEAST, -1, (best & INT32_MAX) ^ INT32_MAX)
-        tl.store(row_ptr + 1 + place, (value - normaliser).to(tl.float32).to(tl.float64))
-        tl.store(row_ptr + 1 + TOP + place, token.to(tl.float64))
-        found = tl.where(found == best, LEAST, found)
+    row_ptr, own_ptr = logits_ptr + row * row_stride, out_ptr + row * out_stride
+    if token_ptr is None:
+        tl.store(best_token_ptr + row, (best & INT32_MAX) ^ INT32_MAX)
+        tl.store(best_value_ptr + row, likeliest)
+        chosen = likeliest
+    else:
+        chosen = tl.load(row_ptr + tl.load(token_ptr + row)).to(tl.float32)
+    tl.store(own_ptr, (chosen.to(tl.float64) - normaliser).to(tl.float32).to(tl.float64))
+    if TOP == 1:
+        _leave(own_ptr, 0, best, normaliser, TOP)
+    else:
+        listed = tl.load(listed_ptr + row)
+        if listed <= SHORT:
+            _leave_listed(list_ptr + row * LIST, listed, own_ptr, normaliser, SHORT, TOP)
+        elif listed <= LIST:
+            _leave_listed(list_ptr + row * LIST, listed, own_ptr, normaliser, LIST, TOP)
+        else:
+            _leave_of_row(row_ptr, own_ptr, normaliser, VOCAB, TILE, TOP)
 
 
 def logprobs(
@@ -140,8 +247,31 @@ def logprobs(
         DeviceError: not on a GPU.
     """
     expect_rows("logits", logits)
-    expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)
     expect("token_ids", token_ids, (logits.shape[0],), like=logits, dtype=torch.int64)
+    _launch(logits, token_ids, out, tiles)
+
+
+def greedy_logprobs(
+    logits: torch.Tensor, out: torch.Tensor, tiles: Mapping[str, int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``greedy`` and the ``logprobs`` of its tokens, in as many launches as the latter's.
+
+    Returns:
+        token_ids [B] int64, the best of each row, the lowest id among equals; values [B] float32, their
+        logits: NaN if the row holds one.
+
+    Raises:
+        DeviceError: not on a GPU.
+    """
+    expect_rows("logits", logits)
+    return _launch(logits, None, out, tiles)
+
+
+def _launch(
+    logits: torch.Tensor, token_ids: torch.Tensor | None, out: torch.Tensor, tiles: Mapping[str, int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The launches of both; returns the best tokens and their logits, filled if no tokens are given."""
+    expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)
     expect("out", out, (None, None), like=logits, dtype=torch.float64)
     expect_range("out's rows", out.shape[0], logits.shape[0])
     if out.shape[1] < 3 or out.shape[1] % 2 == 0:
@@ -150,19 +280,26 @@ def logprobs(
         what = "this kernel runs on a GPU only; elsewhere the runtime's reference does"
         raise DeviceError(what, seen=logits.device, allowed="cuda")
     (rows, vocab), device = logits.shape, logits.device
+    best_ids = torch.empty(rows, dtype=torch.int64, device=device)
+    best_values = torch.empty(rows, dtype=torch.float32, device=device)
     if not rows:
-        return
-    choice, top = merge_tiles(logprob_tiles(vocab), tiles), out.shape[1] // 2
-    count = triton.cdiv(vocab, choice["TILE"])
-    found = torch.empty((rows, count, top), dtype=torch.int64, device=device)
-    sums = torch.empty((rows, count), dtype=torch.int64, device=device)
-    grid = (min(count, max(choice["PROGRAMS"] // rows, 1)), rows)
-    shape = {"TILES": count, "TOP": top, "num_warps": choice["num_warps"]}
-    wide = {"VOCAB": vocab, "TILE": choice["TILE"], **shape}
-    blocks = {"BLOCK_TILES": next_power_of_two(count)}
-    tile_likeliest_kernel[grid](logits, found, logits.stride(0), **wide)
-    tile_sums_kernel[grid](logits, found, sums, logits.stride(0), **wide, **blocks)
+        return best_ids, best_values
+    choice, top = merge_tiles(logprob_tiles(vocab, device), tiles), out.shape[1] // 2
+    count, options = triton.cdiv(vocab, choice["TILE"]), launch_options(choice, device)
+    bests, sums = torch.empty((2, rows, count), dtype=torch.int64, device=device)
+    found = torch.empty((rows, choice["LIST"] if top > 1 else 1), dtype=torch.int64, device=device)
+    listed = torch.empty(rows, dtype=torch.int32, device=device)
+    shape = {"VOCAB": vocab, "TILES": count, "TILE": choice["TILE"], "OVERLAP": choice["OVERLAP"]}
+    blocks = {"BLOCK_TILES": next_power_of_two(count), "TOP": top, "LIST": choice["LIST"]}
+    stride = logits.stride(0)
+    tile_tops_kernel[(min(count, max(choice["PROGRAMS"] // rows, 1)), rows)](
+        logits, bests, None, None, None, None, listed, stride, BINS=1, **shape, **options
+    )
+    list_likeliest_kernel[(min(count, max(choice["SUM_PROGRAMS"] // rows, 1)), rows)](
+        logits, bests, sums, found, listed, stride, **shape, **blocks, **options
+    )
     merge_likeliest_kernel[(rows,)](
-        logits, token_ids, found, sums, out, logits.stride(0), out.stride(0),
-        BLOCK_FOUND=next_power_of_two(count * top), **shape, **blocks,
+        logits, token_ids, bests, sums, found, listed, best_ids, best_values, out, stride, out.stride(0),
+        SHORT=choice["SHORT"], **shape, **blocks, **{**options, "num_warps": choice["MERGE_WARPS"]},
     )  # fmt: skip
+    return best_ids, best_values

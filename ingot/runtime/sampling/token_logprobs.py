@@ -14,8 +14,10 @@ import torch
 
 from ingot.config.sampling_params import MAX_LOGPROBS
 from ingot.kernels.kernel_checks import runs_on_gpu
-from ingot.kernels.sampling.row_logprobs import logprobs
+from ingot.kernels.sampling.row_logprobs import greedy_logprobs, logprobs
+from ingot.kernels.sampling.token_draw import greedy_reference
 from ingot.runtime.sampling.log_normaliser import log_normaliser
+from ingot.runtime.sampling.sampler import SamplerOutput
 from ingot.runtime.scheduling.request import Request
 
 ROW_WIDTH = 1 + 2 * MAX_LOGPROBS
@@ -60,6 +62,15 @@ def leave_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Ten
     """
     leave = logprobs if runs_on_gpu(logits) else leave_logprobs_reference
     leave(logits, token_ids, out)
+
+
+def leave_greedy(logits: torch.Tensor, out: torch.Tensor) -> SamplerOutput:
+    """Each row's best token, as ``sample`` of greedy rows, and its ``leave_logprobs`` in ``out``."""
+    if runs_on_gpu(logits):
+        return SamplerOutput(*greedy_logprobs(logits, out))
+    chosen = SamplerOutput(*greedy_reference(logits))
+    leave_logprobs_reference(logits, chosen.token_ids, out)
+    return chosen
 
 
 def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -25,10 +25,12 @@ FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
 PENALIZED = (FILTERED[0]._replace(slot=0),)
 MASKED = (PENALIZED[0]._replace(mask=0),)
+GREEDY_LOGPROBS = (RowSampling(logprobs=True, likeliest=True),)
 LOGPROBS = (MASKED[0]._replace(logprobs=True, likeliest=True),)
 TRANSCRIPT = (RowSampling(transcript=0, logprobs=True),)
 EVERYTHING = (LOGPROBS[0]._replace(transcript=0),)
-KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED, PENALIZED, MASKED, LOGPROBS), strict=True))
+_OF_TEXT = (GREEDY, UNFILTERED, FILTERED, PENALIZED, MASKED, GREEDY_LOGPROBS, LOGPROBS)
+KINDS = dict(zip(DRAW_KINDS, _OF_TEXT, strict=True))
 KINDS |= dict(zip(SPEECH_KINDS, (TRANSCRIPT, EVERYTHING), strict=True))
 
 
@@ -36,13 +38,14 @@ def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
     """The least general kind of sampling that does all rows' work; each has a graph of its own.
 
     A min-p needs no kind of its own: every draw applies it. Penalties filter, too, masks penalize, and
-    log-probabilities do everything but transcripts: more kinds would save microseconds and cost graphs.
+    log-probabilities of draws do everything but transcripts: more kinds would save microseconds and cost
+    graphs.
     """
+    plain = all(d.temperature == 0 and d.slot < 0 and d.mask < 0 for d in draws)
     if any(d.transcript >= 0 for d in draws):
-        plain = all(d.temperature == 0 and d.slot < 0 and d.mask < 0 and not d.likeliest for d in draws)
-        return TRANSCRIPT if plain else EVERYTHING
+        return TRANSCRIPT if plain and not any(d.likeliest for d in draws) else EVERYTHING
     if any(d.logprobs for d in draws):
-        return LOGPROBS
+        return GREEDY_LOGPROBS if plain else LOGPROBS
     if any(d.mask >= 0 for d in draws):
         return MASKED
     if any(d.slot >= 0 for d in draws):

@@ -11,7 +11,7 @@ from ingot.kernels.sampling.masked_tokens import mask_tokens
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import Newest, SamplingTensors, sample
-from ingot.runtime.sampling.token_logprobs import NARROW_WIDTH, leave_logprobs
+from ingot.runtime.sampling.token_logprobs import NARROW_WIDTH, leave_greedy, leave_logprobs
 from ingot.runtime.step.chosen_products import Forward
 
 
@@ -53,9 +53,10 @@ def leave_tokens(
     if draws.any_masks:
         rows = logits.to(torch.float32, copy=True) if rows is logits else rows
         mask_tokens(rows, feed.masks.table, draws.mask)
-    chosen = sample(rows, draws)
+    best_alone = rows is logits and draws.all_greedy and draws.any_logprobs and not draws.any_probes
+    chosen = leave_greedy(logits, _width(draws, feed.logprobs)) if best_alone else sample(rows, draws)
     keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot)
-    if draws.any_logprobs:
+    if draws.any_logprobs and not best_alone:
         leave_row_logprobs(logits, chosen.token_ids, draws, feed.logprobs)
 
 
@@ -65,4 +66,9 @@ def leave_row_logprobs(
     """``leave_logprobs`` of drawn tokens, and of the probed ones in rows that have such."""
     if draws.any_probes:
         token_ids = torch.where(draws.probed >= 0, draws.probed, token_ids)
-    leave_logprobs(logits, token_ids, out if draws.any_likeliest else out[:, :NARROW_WIDTH])
+    leave_logprobs(logits, token_ids, _width(draws, out))
+
+
+def _width(draws: SamplingTensors, out: torch.Tensor) -> torch.Tensor:
+    """Rows of log-probabilities as wide as some row wants them."""
+    return out if draws.any_likeliest else out[:, :NARROW_WIDTH]
