@@ -42,6 +42,7 @@ KERNELS = {
     "invariant_attention_kernel",
     "invariant_linear_kernel",
     "invariant_meet_kernel",
+    "likeliest_bound_kernel",
     "list_likeliest_kernel",
     "list_scores_kernel",
     "mask_kernel",

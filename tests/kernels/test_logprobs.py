@@ -18,9 +18,9 @@ INF, NAN = float("inf"), float("nan")
 UNTOUCHED = -77.0
 # Fewer tiles than likeliest tokens, or more; lists that hold all of them, or too few.
 SMALL: list[dict[str, int]] = [
-    {"TILE": 16, "PROGRAMS": 4, "SUM_PROGRAMS": 4, "SHORT": 32, "LIST": 64},
-    {"TILE": 128, "PROGRAMS": 64, "SHORT": 16},
-    {"TILE": 16, "SUM_PROGRAMS": 1, "SHORT": 2, "LIST": 4},
+    {"TILE": 16, "PROGRAMS": 4, "SUM_PROGRAMS": 4, "SUM_TILE": 64, "SHORT": 32, "LIST": 64},
+    {"TILE": 128, "SUM_TILE": 16, "PROGRAMS": 64, "SHORT": 16},
+    {"TILE": 16, "SUM_TILE": 32, "SUM_PROGRAMS": 1, "SHORT": 2, "LIST": 4},
 ]
 KERNELS = [pytest.param(*p.values, id=p.id, marks=p.marks) for p in IMPLEMENTATIONS if p.id != "reference"]
 

@@ -1,9 +1,9 @@
 """Log-probabilities of chosen tokens and of each row's likeliest, on the GPU.
 
-Three launches: every tile's best token; the sum of the row's weights, integers as in the runtime's
-``log_normaliser``, beside a list of what is not less likely than the K-th of the tiles' best; the K likeliest
-of that list. If more than the list holds is not less likely (thousands of tokens as likely as the best), the
-row itself is searched: the same tokens, in milliseconds. The launches depend on batch and vocabulary alone,
+Four launches: every tile's best token; the K-th of these; the sum of the row's weights, integers as in the
+runtime's ``log_normaliser``, beside a list of what is not less likely than that; the K likeliest of the list.
+If the list does not hold them (thousands of tokens that are as likely as the best), the row itself is
+searched: the same tokens, in milliseconds. The launches depend on batch and vocabulary alone,
 so a CUDA graph can hold them. The runtime has the reference.
 
     logprobs(logits, token_ids, out)
@@ -46,13 +46,15 @@ COMPARED_ONCE = tl.constexpr(16)  # tiles that are compared with all others at a
 
 
 def logprob_tiles(vocab: int, device: torch.device) -> dict[str, int]:
-    """Tile choices: TILE logits per reduction, about 100 tiles per row at most; PROGRAMS and SUM_PROGRAMS
-    over all rows; LIST tokens among which the likeliest are sought, SHORT of them in most rows.
+    """Tile choices, measured on an H200: of TILE logits the best is found, about 256 tiles per row at most,
+    so that few tokens are not below the K-th of them; SUM_TILE logits are summed at once by SUM_PROGRAMS over
+    all rows. LIST tokens may be listed, SHORT in most rows.
     """
-    tile = min(max(next_power_of_two(triton.cdiv(vocab, 96)), 256), 8192)
+    tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 8192)
     return {
-        "TILE": tile, "PROGRAMS": 16384, "SUM_PROGRAMS": 8192, "LIST": 1024, "SHORT": 128,
-        "num_warps": max(tile // 512, 4), "MERGE_WARPS": 1, "OVERLAP": 2 if overlaps(device) else 1,
+        "TILE": tile, "SUM_TILE": max(tile, 2048), "PROGRAMS": 16384, "SUM_PROGRAMS": 8192, "LIST": 4096,
+        "SHORT": 128, "num_warps": 4, "TOPS_WARPS": 2, "BOUND_WARPS": 4, "MERGE_WARPS": 1,
+        "OVERLAP": 2 if overlaps(device) else 1,
     }  # fmt: skip
 
 
@@ -64,57 +66,74 @@ def _found_of(values: tl.tensor, ids: tl.tensor, inside: tl.tensor) -> tl.tensor
 
 
 @triton.jit
-def _lowest_listed(
-    best_ptr: tl.tensor, bests: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr,
+def likeliest_bound_kernel(
+    best_ptr: tl.tensor,
+    bound_ptr: tl.tensor,
+    listed_ptr: tl.tensor,
+    TILES: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
     TOP: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The TOP-th of the tiles' best: the row's TOP likeliest are not below it."""
-    above = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
-    for start in range(0, TILES, COMPARED_ONCE):
-        some = start + tl.arange(0, COMPARED_ONCE)
-        other = tl.load(best_ptr + row * TILES + some, mask=some < TILES, other=LEAST)
-        above += (other[None, :] > bests[:, None]).to(tl.int32)
-    return tl.min(tl.where(tl.sum(above, axis=1) < TOP, bests, INT64_MAX), axis=0)
+    OVERLAP: tl.constexpr,
+) -> None:
+    """One program per row: the best token, and the TOP-th of the tiles' best, LEAST if there are fewer: the
+    TOP likeliest are not below it. Clears the list's counter.
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    bests = of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES)
+    bound = tl.full([], LEAST, dtype=tl.int64)
+    if (TOP > 1) & (TOP <= TILES):
+        above = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
+        for start in range(0, TILES, COMPARED_ONCE):
+            some = start + tl.arange(0, COMPARED_ONCE)
+            other = tl.load(best_ptr + row * TILES + some, mask=some < TILES, other=LEAST)
+            above += (other[None, :] > bests[:, None]).to(tl.int32)
+        bound = tl.min(tl.where(tl.sum(above, axis=1) < TOP, bests, INT64_MAX), axis=0)
+    tl.store(bound_ptr + 2 * row, tl.max(bests, axis=0))
+    tl.store(bound_ptr + 2 * row + 1, bound)
+    tl.store(listed_ptr + row, 0)
 
 
 @triton.jit
 def list_likeliest_kernel(
     logits_ptr: tl.tensor,
     best_ptr: tl.tensor,
+    bound_ptr: tl.tensor,
     sum_ptr: tl.tensor,
     list_ptr: tl.tensor,
     listed_ptr: tl.tensor,
     row_stride: tl.tensor,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
     TILE: tl.constexpr,
+    SUMS: tl.constexpr,
+    SUM_TILE: tl.constexpr,
     TOP: tl.constexpr,
     LIST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Sum of each tile's weights, in 2**-40 of the weight of the row's likeliest token; if more than one is
+    """Sums of SUM_TILE weights, in 2**-40 of the weight of the row's likeliest token; if more than one is
     wanted, a list of the tokens that may be among the TOP likeliest.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
-    bests = of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES)
-    highest = value_of((tl.max(bests, axis=0) >> 32).to(tl.int32)).to(tl.float64)
-    lowest = tl.full([], LEAST, dtype=tl.int64)
-    if (TOP > 1) & (TOP <= TILES):
-        lowest = _lowest_listed(best_ptr, bests, row, TILES, BLOCK_TILES, TOP)
-    for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
-        ids = tile * TILE + tl.arange(0, TILE)
+    highest = value_of((tl.load(bound_ptr + 2 * row) >> 32).to(tl.int32)).to(tl.float64)
+    bound = tl.load(bound_ptr + 2 * row + 1)
+    for tile in range(tl.program_id(0), SUMS, tl.num_programs(0)):
+        ids = tile * SUM_TILE + tl.arange(0, SUM_TILE)
         inside = ids < VOCAB
         values = tl.load(logits_ptr + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
         weights = tl.exp(values.to(tl.float64) - highest) * WEIGHT_ONE
         weights = tl.where(weights >= 0, (weights + INTEGERS) - INTEGERS, 0.0)  # NaN: the sum is not used
-        tl.store(sum_ptr + row * TILES + tile, tl.sum(weights.to(tl.int64), axis=0))
-        if TOP > 1:  # noqa: SIM102 - one condition is known when compiling
-            if tl.load(best_ptr + row * TILES + tile) >= lowest:
+        tl.store(sum_ptr + row * SUMS + tile, tl.sum(weights.to(tl.int64), axis=0))
+        if TOP > 1:
+            parts = tile * (SUM_TILE // TILE) + tl.arange(0, SUM_TILE // TILE)
+            bests = tl.load(best_ptr + row * TILES + parts, mask=parts < TILES, other=LEAST)
+            if tl.max(bests, axis=0) >= bound:
                 found = _found_of(values, ids, inside)
-                wanted = inside & (found >= lowest)
+                wanted = inside & (found >= bound)
                 listed = wanted.to(tl.int32)
                 place = tl.atomic_add(listed_ptr + row, tl.sum(listed, axis=0), sem="relaxed")
                 place += tl.cumsum(listed, axis=0) - 1
@@ -133,16 +152,16 @@ def _leave(
 
 
 @triton.jit
-def _leave_listed(
+def _leave_short(
     list_ptr: tl.tensor,
     listed: tl.tensor,
     out_ptr: tl.tensor,
     normaliser: tl.tensor,
-    WIDTH: tl.constexpr,
+    SHORT: tl.constexpr,
     TOP: tl.constexpr,
 ) -> None:
-    """The TOP likeliest of at most WIDTH listed tokens."""
-    places = tl.arange(0, WIDTH)
+    """The TOP likeliest of at most SHORT listed tokens."""
+    places = tl.arange(0, SHORT)
     found = tl.load(list_ptr + places, mask=places < listed, other=LEAST)
     for place in range(TOP):
         best = tl.max(found, axis=0)
@@ -151,23 +170,30 @@ def _leave_listed(
 
 
 @triton.jit
-def _leave_of_row(
+def _leave_long(
+    list_ptr: tl.tensor,
+    listed: tl.tensor,
     row_ptr: tl.tensor,
     out_ptr: tl.tensor,
     normaliser: tl.tensor,
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
     TOP: tl.constexpr,
+    LIST: tl.constexpr,
 ) -> None:
-    """The TOP likeliest tokens of the row itself."""
+    """The TOP likeliest of the listed tokens, or of the row itself if the list does not hold them."""
     last = tl.full([], INT64_MAX, dtype=tl.int64)
+    whole = listed > LIST
     for place in range(TOP):
         best = tl.full([], LEAST, dtype=tl.int64)
-        for start in range(0, VOCAB, TILE):
+        for start in range(0, tl.where(whole, VOCAB, listed), TILE):
             ids = start + tl.arange(0, TILE)
-            inside = ids < VOCAB
-            values = tl.load(row_ptr + ids, mask=inside, other=float("-inf")).to(tl.float32)
-            found = _found_of(values, ids, inside)
+            if whole:
+                inside = ids < VOCAB
+                values = tl.load(row_ptr + ids, mask=inside, other=float("-inf")).to(tl.float32)
+                found = _found_of(values, ids, inside)
+            else:
+                found = tl.load(list_ptr + ids, mask=ids < listed, other=LEAST)
             best = tl.maximum(best, tl.max(tl.where(found < last, found, LEAST), axis=0))
         _leave(out_ptr, place, best, normaliser, TOP)
         last = best
@@ -177,7 +203,7 @@ def _leave_of_row(
 def merge_likeliest_kernel(
     logits_ptr: tl.tensor,
     token_ptr: tl.tensor,
-    best_ptr: tl.tensor,
+    bound_ptr: tl.tensor,
     sum_ptr: tl.tensor,
     list_ptr: tl.tensor,
     listed_ptr: tl.tensor,
@@ -187,9 +213,9 @@ def merge_likeliest_kernel(
     row_stride: tl.tensor,
     out_stride: tl.tensor,
     VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
     TILE: tl.constexpr,
+    SUMS: tl.constexpr,
+    BLOCK_SUMS: tl.constexpr,
     TOP: tl.constexpr,
     LIST: tl.constexpr,
     SHORT: tl.constexpr,
@@ -201,10 +227,10 @@ def merge_likeliest_kernel(
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
-    best = tl.max(of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES), axis=0)
+    best = tl.load(bound_ptr + 2 * row)
     likeliest = value_of((best >> 32).to(tl.int32))
     highest = likeliest.to(tl.float64)
-    total = tl.sum(of_tiles(sum_ptr, row, 0, TILES, BLOCK_TILES), axis=0).to(tl.float64)
+    total = tl.sum(of_tiles(sum_ptr, row, 0, SUMS, BLOCK_SUMS), axis=0).to(tl.float64)
     normaliser = highest
     if tl.abs(highest) < float("inf"):
         normaliser = highest + tl.log(total / WEIGHT_ONE)
@@ -220,12 +246,11 @@ def merge_likeliest_kernel(
         _leave(own_ptr, 0, best, normaliser, TOP)
     else:
         listed = tl.load(listed_ptr + row)
+        list_ptr += row * LIST
         if listed <= SHORT:
-            _leave_listed(list_ptr + row * LIST, listed, own_ptr, normaliser, SHORT, TOP)
-        elif listed <= LIST:
-            _leave_listed(list_ptr + row * LIST, listed, own_ptr, normaliser, LIST, TOP)
+            _leave_short(list_ptr, listed, own_ptr, normaliser, SHORT, TOP)
         else:
-            _leave_of_row(row_ptr, own_ptr, normaliser, VOCAB, TILE, TOP)
+            _leave_long(list_ptr, listed, row_ptr, own_ptr, normaliser, VOCAB, TILE, TOP, LIST)
 
 
 def logprobs(
@@ -285,21 +310,35 @@ def _launch(
     if not rows:
         return best_ids, best_values
     choice, top = merge_tiles(logprob_tiles(vocab, device), tiles), out.shape[1] // 2
-    count, options = triton.cdiv(vocab, choice["TILE"]), launch_options(choice, device)
-    bests, sums = torch.empty((2, rows, count), dtype=torch.int64, device=device)
+    count, sum_tile = triton.cdiv(vocab, choice["TILE"]), max(choice["SUM_TILE"], choice["TILE"])
+    num_sums = triton.cdiv(vocab, sum_tile)
+    bests = torch.empty((rows, count), dtype=torch.int64, device=device)
+    bounds = torch.empty((rows, 2), dtype=torch.int64, device=device)
+    sums = torch.empty((rows, num_sums), dtype=torch.int64, device=device)
     found = torch.empty((rows, choice["LIST"] if top > 1 else 1), dtype=torch.int64, device=device)
     listed = torch.empty(rows, dtype=torch.int32, device=device)
-    shape = {"VOCAB": vocab, "TILES": count, "TILE": choice["TILE"], "OVERLAP": choice["OVERLAP"]}
-    blocks = {"BLOCK_TILES": next_power_of_two(count), "TOP": top, "LIST": choice["LIST"]}
-    stride = logits.stride(0)
+    stride, options = logits.stride(0), launch_options(choice, device)
+    row = {"VOCAB": vocab, "TILE": choice["TILE"], "OVERLAP": choice["OVERLAP"]}
+    tiles_of = {"TILES": count, "OVERLAP": choice["OVERLAP"]}
+    wanted = {"SUMS": num_sums, "TOP": top, "LIST": choice["LIST"]}
+
+    def warps(name: str) -> dict[str, int]:
+        return {**options, "num_warps": choice[name]}
+
     tile_tops_kernel[(min(count, max(choice["PROGRAMS"] // rows, 1)), rows)](
-        logits, bests, None, None, None, None, listed, stride, BINS=1, **shape, **options
+        logits, bests, None, None, None, None, None, stride, TILES=count, BINS=1, **row, **warps("TOPS_WARPS")
     )
-    list_likeliest_kernel[(min(count, max(choice["SUM_PROGRAMS"] // rows, 1)), rows)](
-        logits, bests, sums, found, listed, stride, **shape, **blocks, **options
-    )
+    likeliest_bound_kernel[(rows,)](
+        bests, bounds, listed, BLOCK_TILES=next_power_of_two(count), TOP=top, **tiles_of,
+        **warps("BOUND_WARPS"),
+    )  # fmt: skip
+    list_likeliest_kernel[(min(num_sums, max(choice["SUM_PROGRAMS"] // rows, 1)), rows)](
+        logits, bests, bounds, sums, found, listed, stride, TILES=count, SUM_TILE=sum_tile, **row, **wanted,
+        **options,
+    )  # fmt: skip
     merge_likeliest_kernel[(rows,)](
-        logits, token_ids, bests, sums, found, listed, best_ids, best_values, out, stride, out.stride(0),
-        SHORT=choice["SHORT"], **shape, **blocks, **{**options, "num_warps": choice["MERGE_WARPS"]},
+        logits, token_ids, bounds, sums, found, listed, best_ids, best_values, out, stride, out.stride(0),
+        BLOCK_SUMS=next_power_of_two(num_sums), SHORT=choice["SHORT"], **row, **wanted,
+        **warps("MERGE_WARPS"),
     )  # fmt: skip
     return best_ids, best_values

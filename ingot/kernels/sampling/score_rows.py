@@ -101,7 +101,7 @@ def tile_tops_kernel(
     BINS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Each tile's best token and, for draws, its range of scores; clears bins and the list's counter."""
+    """Each tile's best token and, for draws, its range of scores; for filters clears bins and counter."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
@@ -122,12 +122,11 @@ def tile_tops_kernel(
             tl.store(high_ptr + row * TILES + tile, high)
             low = tl.min(tl.where(scores > float("-inf"), scores, float("inf")), axis=0)
             tl.store(low_ptr + row * TILES + tile, low)
-        if tile == 0:
-            if bin_weights_ptr is not None:
+        if bin_weights_ptr is not None:  # noqa: SIM102 - one condition is known when compiling
+            if tile == 0:
                 bins = tl.arange(0, BINS)
                 tl.store(bin_weights_ptr + row * BINS + bins, tl.zeros([BINS], dtype=tl.int64))
                 tl.store(bin_counts_ptr + row * BINS + bins, tl.zeros([BINS], dtype=tl.int32))
-            if listed_ptr is not None:
                 tl.store(listed_ptr + row, 0)
 
 
