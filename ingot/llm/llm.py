@@ -418,8 +418,9 @@ class LLM:
         Args:
             kinds: of sampling, each with graphs of its own: ``greedy``, ``unfiltered`` (a temperature),
                 ``filtered`` (top-k or top-p too), ``penalized`` (penalties or a minimum length too),
-                ``masked`` (grammars too), ``greedy_logprobs``, and ``logprobs`` (everything); of speech also ``transcript`` (a greedy one) and ``everything``
-                (transcripts too). None: all. All sizes of a 7B take 1.2 s a kind on an H200.
+                ``masked`` (grammars too), ``greedy_logprobs``, and ``logprobs`` (everything); of speech also
+                ``transcript`` (a greedy one) and ``everything`` (transcripts too). None: all. All sizes of a
+                7B take 1.2 s a kind on an H200.
 
         Raises:
             RequestError: a size that the engine's batch does not hold, or an unknown kind.

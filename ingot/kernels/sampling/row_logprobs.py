@@ -46,11 +46,11 @@ COMPARED_ONCE = tl.constexpr(16)  # tiles that are compared with all others at a
 
 
 def logprob_tiles(vocab: int, device: torch.device) -> dict[str, int]:
-    """Tile choices, measured on an H200: of TILE logits the best is found, about 256 tiles per row at most,
+    """Tile choices, measured on an H200: of TILE logits the best is found, about 160 tiles per row at most,
     so that few tokens are not below the K-th of them; SUM_TILE logits are summed at once by SUM_PROGRAMS over
     all rows. LIST tokens may be listed, SHORT in most rows.
     """
-    tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 8192)
+    tile = min(max(next_power_of_two(triton.cdiv(vocab, 160)), 256), 8192)
     return {
         "TILE": tile, "SUM_TILE": max(tile, 2048), "PROGRAMS": 16384, "SUM_PROGRAMS": 8192, "LIST": 4096,
         "SHORT": 128, "num_warps": 4, "TOPS_WARPS": 2, "BOUND_WARPS": 4, "MERGE_WARPS": 1,

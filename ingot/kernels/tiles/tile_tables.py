@@ -79,7 +79,8 @@ def each_once(found: list[Tiles]) -> list[Tiles]:
 # Products of few rows were measured in steps of a 7B model. Up to 8 rows launches overlap enough that early
 # weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
 # narrow: inside the steps of Whisper small and large-v3 (benchmarks/narrow_steps.py), with 64 rows and one.
-# 6144, 28672 outputs and 14336 inputs: Llama-3.1-8B, on an H100 (benchmarks/decode_variants.py --shape).
+# 6144, 28672 outputs and 14336 inputs: Llama-3.1-8B, on an H100 (benchmarks/decode_variants.py --shape);
+# of 16 and 32 rows on an H200.
 # int8_straight: a weight of 4 bits inside 8 is loaded straight into registers, as it is stored
 # (benchmarks/int8_variants.py); FRAGMENTS 1: a warp loads a chunk at its step, 2: one ahead.
 # packed: with DIRECT x is in the operand's order (benchmarks/narrow_variants.py, packed_matmul.py).
@@ -90,15 +91,17 @@ TABLES = parsed("""
 dense BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
   8: ≤6143 32 256 2 4 0 1; ≤8191 32 256 2 4 0 256; ≤16383 32 256 2 4 0 1; ≤28671 64 256 4 3 0 1;
      ≤32767 128 256 8 2 1 1; 64 256 4 3 0 1
- 16: ≤16383 64 128 4 4 2 256; ≤65535 64 128 4 3 3 128; 128 128 4 3 2 0
- 32: ≤16383 64 128 4 4 2 128; ≤65535 64 128 4 3 3 0; 128 128 8 4 1 128
+ 16: ≤16383 64 128 4 4 2 256; ≤28671 64 128 4 3 3 128; ≤32767 64 128 4 4 2 128; ≤65535 64 128 4 3 3 128;
+     128 128 4 3 2 0
+ 32: ≤6143 64 128 4 4 2 128; ≤8191 32 128 2 6 2 0; ≤16383 64 128 4 4 2 128; ≤28671 64 128 4 3 3 0;
+     ≤32767 64 128 4 4 2 128; ≤65535 64 128 4 3 3 0; 128 128 8 4 1 128
  64: ≤6143 128 64 8 5 1 0; ≤8191 64 64 4 8 1 0; ≤16383 128 64 8 5 1 0; ≤28671 64 64 4 4 3 0;
      ≤32767 128 64 8 4 2 0; ≤65535 64 64 4 4 3 0; 128 64 4 4 2 0
 
 dense_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
   8: ≤4095 64 256 4 3 0 1 4; ≤8192 64 256 4 3 2 1 4; 128 128 4 3 0 2 8
  16: ≤8192 64 128 4 4 2 0 4; 64 256 4 3 2 1 4
- 32: ≤8192 64 128 4 3 2 128 4; 128 128 8 4 1 128 4
+ 32: ≤4095 64 128 4 3 2 128 4; ≤8192 64 128 4 4 2 128 2; 128 128 8 4 1 128 4
  64: ≤4095 128 64 8 5 1 128 4; ≤8192 64 128 4 4 1 128 2; ≤14335 128 64 8 5 1 128 4; 64 128 4 4 1 128 2
 
 dense_narrow BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
