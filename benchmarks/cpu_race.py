@@ -2,7 +2,8 @@
 
 Ingot's side needs nothing else; with ``ingot[cpu]`` it multiplies by kernels of its own. llama.cpp runs where
 ``--llama`` names a folder with node-llama-cpp (``npm i node-llama-cpp``, Node 20 or newer) and files of the
-same shape, qwen05_f16.gguf, qwen05_q8_0.gguf and qwen05_q4_0.gguf, which any tool that writes GGUF can make.
+same shape, qwen05_f16.gguf, qwen05_q8_0.gguf and qwen05_q4_0.gguf, which any tool that writes GGUF can make,
+and qwen05_q4_0_head_q8_0.gguf, whose tied head is in Q8_0, as llama.cpp's own quantizer makes it.
 Both sides take turns, ``--rounds`` times; each figure is the median of the rounds' minima. Every program has
 the machine to itself only if you leave it to it.
 
@@ -40,7 +41,7 @@ CONFIG = {
     "use_sliding_window": False,
 }
 SCHEMES = ("none", "w8a16", "w8a8", "w4a16", "w4a16 symmetric", "w4a8")
-FILES = ("f16", "q8_0", "q4_0")
+FILES = ("f16", "q8_0", "q4_0", "q4_0_head_q8_0")
 PROMPT = [1000 + 7 * i for i in range(64)]
 # One program per side and round: what a process holds of memory and threads is then its own.
 NODE = """
