@@ -43,7 +43,9 @@ class CpuLayers:
         self._scores = torch.zeros(config.num_heads, 0, dtype=dtype)
         self._held = [decoder, caches]  # whose tensors are read
         self._rows = RowsBuffer.of([one for own in panels for one in own], 1)
+        self._met = torch.zeros(32, dtype=torch.int64)  # threads at barriers; the rest keeps others away
         shared = {name: buffer.data_ptr() for name, buffer in self._buffers.items()}
+        shared["met"] = self._met.data_ptr()
         shared |= {"layers": len(panels), "final_norm": decoder.norm.weight.data_ptr()}
         words = [shared.get(name, 0) for name in SHARED_WORDS]
         for index, own in enumerate(panels):
@@ -115,6 +117,7 @@ class CpuLayers:
         }
         for name, value in step.items():
             self._words[SHARED_WORDS.index(name)] = value
+        self._met.zero_()
         self._launch(self._words.ctypes.data, torch.get_num_threads())
         return self._buffers["normed"]
 

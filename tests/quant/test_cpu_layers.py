@@ -142,6 +142,20 @@ def test_on_any_threads_a_step_has_the_same_bits(engine: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("engine", ["llama"], indirect=True)
+def test_a_step_begins_its_barriers_anew(engine: Path) -> None:
+    """Whatever an earlier one of other threads has counted."""
+    llm = LLM(engine, "cpu")
+    layers = layers_of(llm)
+    assert layers is not None
+    logprobs(llm, PROMPT)
+    counted = int(layers._met[0])
+    assert counted > 0
+    layers._met[0] = 5
+    logprobs(llm, PROMPT)
+    assert int(layers._met[0]) == counted
+
+
+@pytest.mark.parametrize("engine", ["llama"], indirect=True)
 def test_a_tap_sees_every_module(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(engine, "cpu")
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, temperature=0.0)

@@ -15,16 +15,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ingot.kernels.cpu.barrier_text import barrier_text
 from ingot.kernels.cpu.function_text import Function, constant, float_bits
 from ingot.kernels.cpu.product_text import ARGUMENTS, PRODUCT_DECLARED, Packing, Tiles, product_text
-from ingot.kernels.cpu.rows_text import BARRIER, ROWS_DECLARED, rows_text
+from ingot.kernels.cpu.rows_text import ROWS_DECLARED, rows_text
 
 PRODUCTS = ("qkv", "output", "up", "down")
 PRODUCT_WORDS = len(ARGUMENTS) + 1
 LAYER_WORDS = ("norm", "mlp_norm", "q_norm", "k_norm", "keys", "values", "table", "window")
 SHARED_WORDS = (
     "layers", "hidden", "normed", "qkv", "attended", "gate_up", "inner", "scores", "score_stride",
-    "final_norm", "rope_row", "slot", "length", "blocks",
+    "final_norm", "rope_row", "slot", "length", "blocks", "met",
 )  # fmt: skip
 LAYER_SIZE = len(LAYER_WORDS) + len(PRODUCTS) * PRODUCT_WORDS
 _NUMBERS = ("window", "score_stride", "rope_row", "slot", "length")
@@ -74,7 +75,7 @@ def layers_text(
     rounds = [packing.rounds for packing in packings]
     parts = (_exp(), _norm(shape), _place(shape), _attend(shape), _gate(shape))
     layers = _layers(shape, kernels, rounds)
-    declared = (*PRODUCT_DECLARED, *ROWS_DECLARED, *_declared())
+    declared = (*PRODUCT_DECLARED, *ROWS_DECLARED, *_declared(), barrier_text())
     return "\n".join((*products, *parts, layers, *declared))
 
 
@@ -308,10 +309,11 @@ def _layers(shape: LayerShape, kernels: Sequence[str], rounds: Sequence[bool]) -
     hidden, normed, inner, wide = read("hidden"), read("normed"), read("inner"), read("gate_up")
     base = f.at("%shared", len(SHARED_WORDS), 8)
     share = "i64 %thread, i64 %threads"
+    barrier = f"call void @meet(ptr {read('met')}, i64 %threads)"
 
     def norm(weight: str) -> None:
         f.add(f"call void @norm(ptr {hidden}, ptr {weight}, ptr {normed}, {share})")
-        f.add(BARRIER)
+        f.add(barrier)
 
     with f.loop("0", count) as number:
         layer = f.at(base, f.let(f"mul i64 {number}, {LAYER_SIZE}"), 8)
@@ -324,20 +326,20 @@ def _layers(shape: LayerShape, kernels: Sequence[str], rounds: Sequence[bool]) -
             place = f.at(layer, len(LAYER_WORDS) + number * PRODUCT_WORDS, 8)
             if rounds[number]:
                 f.add(f"call void @rows_{kernels[number]}(ptr {place}, {share})")
-                f.add(BARRIER)
+                f.add(barrier)
             f.add(f"call void @{kernels[number]}(ptr {place}, {share})")
-            f.add(BARRIER)
+            f.add(barrier)
 
         norm(own("norm"))
         product("qkv")
         for part in ("place", "attend"):
             f.add(f"call void @{part}(ptr %shared, ptr {layer}, {share})")
-            f.add(BARRIER)
+            f.add(barrier)
         product("output")
         norm(own("mlp_norm"))
         product("up")
         f.add(f"call void @gate(ptr {wide}, ptr {inner}, {share})")
-        f.add(BARRIER)
+        f.add(barrier)
         product("down")
     norm(read("final_norm"))
     return str(f)

@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from ingot.kernels.cpu.barrier_text import BARRIER_WORDS, barrier_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
 from ingot.kernels.cpu.product_text import (
     ARGUMENTS,
@@ -26,7 +27,7 @@ from ingot.kernels.cpu.product_text import (
     Values,
     product_text,
 )
-from ingot.kernels.cpu.rows_text import BARRIER, MOST_SPLIT, ROWS_DECLARED, rows_text
+from ingot.kernels.cpu.rows_text import MOST_SPLIT, ROWS_DECLARED, rows_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +92,14 @@ def _kernel(packing: Packing) -> Launch:
     text = [product_text(packing, tiles(packing), "kernel", permutes=cpu.avx512), *PRODUCT_DECLARED]
     if not packing.rounds:
         return compiled("\n".join(text))
-    return compiled("\n".join([*text, rows_text(packing, "rows"), *ROWS_DECLARED, _BOTH]), "both")
+    text += [rows_text(packing, "rows"), *ROWS_DECLARED, barrier_text(), _BOTH]
+    return compiled("\n".join(text), "both")
 
 
 _BOTH = f"""define void @both(ptr %args, i64 %thread, i64 %threads) {{
   call void @rows(ptr %args, i64 %thread, i64 %threads)
-  {BARRIER}
+  %met = getelementptr i8, ptr %args, i64 {8 * len(ARGUMENTS) + 8}
+  call void @meet(ptr %met, i64 %threads)
   call void @kernel(ptr %args, i64 %thread, i64 %threads)
   ret void
 }}"""
@@ -134,7 +137,7 @@ def panel_product(x: torch.Tensor, panels: Panels, residual: torch.Tensor | None
     arguments = product_arguments(
         own, panels, residual if fits else None, y, quantized, count=count, rows=rows
     )
-    _kernel(packing)(arguments, torch.get_num_threads())
+    _kernel(packing)([*arguments, *[0] * BARRIER_WORDS], torch.get_num_threads())
     if y.shape != (count, panels.out_features):
         y = y[:count, : panels.out_features].contiguous()
     return y if residual is None or fits else y.add_(residual)

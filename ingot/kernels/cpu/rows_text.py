@@ -20,9 +20,7 @@ _V, _I = "<8 x float>", "<8 x i32>"
 _LEAST_BITS = 0x2EDBE6FF  # of 1e-10, the least magnitude by which rows are divided
 _LEAST_SPLIT_BITS = (127 - 100) << 23  # of 2^-100
 MOST_SPLIT = 256  # columns of a split group, whose sums int32 holds
-BARRIER = "call void @GOMP_barrier()"  # after which every thread sees all rows
 ROWS_DECLARED = (
-    "declare void @GOMP_barrier()",
     "declare i32 @llvm.vector.reduce.umax.v8i32(<8 x i32>)",
     "declare i32 @llvm.vector.reduce.add.v8i32(<8 x i32>)",
     "declare <8 x i32> @llvm.umax.v8i32(<8 x i32>, <8 x i32>)",

@@ -1,0 +1,60 @@
+"""The text of a barrier between the threads of a kernel, in LLVM's language.
+
+It spins for some 25 µs before it sleeps. OpenMP's own barrier sleeps at once where a process has made more
+threads than there are processors, and waking up took longer than a product.
+
+    text = barrier_text()           # void meet(place, threads); place: ``BARRIER_WORDS`` int64, 0 at first
+"""
+
+from __future__ import annotations
+
+import platform
+
+BARRIER_WORDS = 2  # how often a thread has come; how many sleep
+_SPINS = 2000
+_WAIT, _WAKE = 128, 129  # of a futex within the process
+
+
+def barrier_text() -> str:
+    """A function that returns once all threads have called it as often."""
+    arm = platform.machine() in ("aarch64", "arm64")
+    pause, futex = ("yield", 98) if arm else ("pause", 202)
+    return f"""declare i64 @syscall(i64, ...)
+define internal void @meet(ptr %count, i64 %threads) noinline {{
+entry:
+  %sleepers = getelementptr i8, ptr %count, i64 8
+  %before = atomicrmw add ptr %count, i64 1 seq_cst
+  %rounds = udiv i64 %before, %threads
+  %next = add i64 %rounds, 1
+  %all = mul i64 %next, %threads
+  %come = add i64 %before, 1
+  %last = icmp eq i64 %come, %all
+  br i1 %last, label %look, label %wait
+look:
+  %asleep = load atomic i64, ptr %sleepers seq_cst, align 8
+  %any = icmp ne i64 %asleep, 0
+  br i1 %any, label %wake, label %done
+wake:
+  call i64 (i64, ...) @syscall(i64 {futex}, ptr %count, i32 {_WAKE}, i32 65535, ptr null, ptr null, i32 0)
+  br label %done
+wait:
+  %tries = phi i64 [ 0, %entry ], [ %more, %spin ], [ %more, %sleep ]
+  %now = load atomic i64, ptr %count seq_cst, align 8
+  %met = icmp uge i64 %now, %all
+  br i1 %met, label %done, label %idle
+idle:
+  %more = add i64 %tries, 1
+  %long = icmp ugt i64 %tries, {_SPINS}
+  br i1 %long, label %sleep, label %spin
+spin:
+  call void asm sideeffect "{pause}", ""()
+  br label %wait
+sleep:
+  atomicrmw add ptr %sleepers, i64 1 seq_cst
+  %low = trunc i64 %now to i32
+  call i64 (i64, ...) @syscall(i64 {futex}, ptr %count, i32 {_WAIT}, i32 %low, ptr null, ptr null, i32 0)
+  atomicrmw sub ptr %sleepers, i64 1 seq_cst
+  br label %wait
+done:
+  ret void
+}}"""
