@@ -325,6 +325,7 @@ def test_constants_of_a_launch(
     assert shapes[0] is shapes[1]
     assert (tokens, 4, 8) == (shapes[0].CACHED_TOKENS, shapes[0].GROUP, shapes[0].KV_HEADS)
     assert (shapes[0].HAS_WINDOW, shapes[2].HAS_WINDOW) == (False, True)
+    assert (2 if kind is None else 1) == shapes[0].QUERY_STAGES, "8-bit tiles take the place"
     assert (gl.bfloat16, gl.bfloat16 if kind is None else gl.int8) == (shapes[0].DTYPE, shapes[0].CACHE_DTYPE)
 
 

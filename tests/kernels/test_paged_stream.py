@@ -106,6 +106,24 @@ def test_bits_follow_the_length_alone(device: str, heads: int, axis: int, merge:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("lengths", "block", "most"),
+    [([16500, 4100, 70], 256, 4), ([300, 129, 5], 16, 64)],
+    ids=["keys", "spans"],
+)
+def test_a_long_request_in_a_large_batch(device: str, lengths: list[int], block: int, most: int) -> None:
+    """One program per pair is asked for: requests of many keys or spans take more, and get them."""
+    case = paged_case(lengths, kv_heads=1, head_dim=16, block_size=512, dtype=torch.float16, device=device)
+    q = normal(3, 2, 16, dtype=torch.float16, device=device)
+    tiles = {"BLOCK_N": block, "MIN_SPLIT": block, "MAX_SPLITS": most, "AXIS": 1, "MERGE": 2, "OVERLAP": 1}
+    for rows in (slice(0, 3), slice(1, 2)):
+        out = torch.full_like(q[rows], math.nan)
+        bound = max(lengths[rows])
+        paged_stream_triton(q[rows], *where(case, rows), 0.25, bound, 0, tiles, out, programs=1)
+        assert_near(out, expected64(q, case, 0.25, 0)[rows])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_slices_of_larger_tensors_and_an_empty_batch(device: str) -> None:
     case = paged_case([200, 150], kv_heads=2, head_dim=32, block_size=16, dtype=torch.float16, device=device)
     q = normal(9, 6, 32, dtype=torch.float16, device=device)[:, :2]
@@ -119,9 +137,10 @@ def test_slices_of_larger_tensors_and_an_empty_batch(device: str) -> None:
     [
         (2, 8, (64, 64, 64, 1, 1, 64)),
         (2, 16, (64, 64, 64, 1, 1, 32)),
-        (2, 32, (64, 16, 256, 1, 2, 8)),
-        (2, 256, (64, 16, 256, 1, 2, 1)),
-        (2, 512, (32, 16, 256, 1, 2, 1)),
+        (2, 32, (64, 8, 256, 1, 2, 8)),
+        (2, 64, (64, 4, 256, 1, 2, 4)),
+        (2, 256, (64, 4, 256, 1, 2, 1)),
+        (2, 512, (32, 4, 256, 1, 2, 1)),
         (1, 32, (64, 64, 128, 2, 1, 4)),
         (1, 64, (64, 64, 256, 1, 2, 4)),
         (1, 512, (64, 64, 128, 1, 2, 1)),

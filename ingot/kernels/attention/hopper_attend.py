@@ -9,7 +9,12 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from ingot.kernels.attention.hopper_work import key_tiles, published
 from ingot.kernels.attention.int8_heads import store_channels
@@ -37,7 +42,10 @@ def attend(
     ``store_channels`` takes.
     """
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    STAGED: gl.constexpr = SHAPE.QUERY_STAGES > 1  # with one stage registers are scarce too
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    LAYOUT: gl.constexpr = ROWS if STAGED else SUMS
     out_ptr, out_scale_ptr, out_zero_ptr, q_ptr = output
     count = 0
     items = 0
@@ -47,22 +55,46 @@ def attend(
         head, row, left, first, upper = published(plan, taken)
         taken += 1
         more = left > 0
-        acc = gl.zeros([64, HEAD_DIM], gl.float32, LAYOUT)
         if upper > 0:
             place = (first, upper, items)
-            acc, count = attend_tile(acc, count, place, queries, keys, values, turns, factors, WHICH, SHAPE)
+            acc, count = attend_tile(count, place, queries, keys, values, turns, factors, WHICH, SHAPE)
+            out = by_rows(acc, queries, items, LAYOUT, WHICH, SHAPE) if STAGED else acc.to(SHAPE.DTYPE)
             items += 1
+        else:
+            out = gl.zeros([64, HEAD_DIM], SHAPE.DTYPE, LAYOUT)
         if left > 0:
             own = WHICH * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
             channels = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
             rows = (row + own).to(gl.int64) * heads + head
-            store_channels(acc, channels, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, rows, head,
+            store_channels(out, channels, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, rows, head,
                            own < left, HEAD_DIM, 1, STATIC, BITS)  # fmt: skip
 
 
 @gluon.jit
-def attend_tile(
+def by_rows(
     acc: tl.tensor,
+    queries: tl.tuple,
+    items: tl.tensor,
+    LAYOUT: gl.constexpr,
+    WHICH: gl.constexpr,
+    SHAPE: gl.constexpr,
+) -> tl.tensor:
+    """Outputs in the dtype of queries, 16 bytes of a row per thread; the place of the queries is free then.
+
+    The outputs pass through the place of the group's own queries, which no product reads any more.
+    """
+    tiles, _, empty = queries
+    slot = items % SHAPE.QUERY_STAGES
+    own = tiles.index(slot * 2 + WHICH)
+    own.store(acc.to(SHAPE.DTYPE))
+    out = own.load(LAYOUT)
+    fence_async_shared()
+    mbarrier.arrive(empty.index(slot), count=1)
+    return out
+
+
+@gluon.jit
+def attend_tile(
     count: tl.tensor,
     place: tl.tuple,
     queries: tl.tuple,
@@ -75,16 +107,19 @@ def attend_tile(
 ) -> tl.tensor:
     """Outputs of 64 queries; ``count`` is the number of key tiles before."""
     BLOCK_N: gl.constexpr = SHAPE.BLOCK_N
+    HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     first, upper, items = place
-    q_tiles, q_full, q_empty = queries
-    q = q_tiles.index(WHICH)
+    q_tiles, q_full = queries[0], queries[1]
+    slot = items % SHAPE.QUERY_STAGES
+    q = q_tiles.index(slot * 2 + WHICH)
     lower, end = key_tiles(first, upper, factors[1], SHAPE)
     own = first + WHICH * 64  # position of the group's first query
     positions = own + gl.arange(0, 64, layout=ROWS)
     top = gl.full([64], LEAST_SCORE, gl.float32, ROWS)
-    mbarrier.wait(q_full, items & 1)
+    mbarrier.wait(q_full.index(slot), (items // SHAPE.QUERY_STAGES) & 1)
     scores = start_scores(q, keys, count, SHAPE)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(keys[2].index(count % SHAPE.STAGES), count=1)
@@ -96,6 +131,7 @@ def attend_tile(
         weights, top, total, _ = weigh(scores, top, total, lower, positions, factors, True, SHAPE)
     else:
         weights, top, total, _ = weigh(scores, top, total, lower, positions, factors, False, SHAPE)
+    acc = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
     state = (acc, weights, top, total, count + 1)
     full = gl.maximum(gl.minimum(full, end), begin)
     if SHAPE.HAS_WINDOW:
@@ -108,7 +144,8 @@ def attend_tile(
                     WHICH, SHAPE)  # fmt: skip
     state = advance(state, full, end, items, q, keys, values, turns, positions, factors, True,
                     WHICH, SHAPE)  # fmt: skip
-    mbarrier.arrive(q_empty, count=1)
+    if SHAPE.QUERY_STAGES == 1:
+        mbarrier.arrive(queries[2].index(0), count=1)
     acc, weights, top, total, count = state
     acc = start_sums(acc, weights, values, count - 1, SHAPE)
     acc = warpgroup_mma_wait(0, deps=(acc,))

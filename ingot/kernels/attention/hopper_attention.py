@@ -33,6 +33,7 @@ from ingot.kernels.tiles.prefill_tiles import HOPPER_TILES, on_hopper
 
 BLOCK_M, BLOCK_N = HOPPER_TILES["BLOCK_M"], HOPPER_TILES["BLOCK_N"]
 STAGES = 2
+QUERY_STAGES = 2  # but for caches in 8 bits, whose tiles take the place
 MOST_REQUESTS = (32, 128)
 MOST_LISTED = 512  # entries of a list of tiles: a captured step has fewer
 LEAST_BLOCK = 16  # tokens of a block; in 8 bits twice as many: copies of scales end at multiples of 128 bytes
@@ -124,11 +125,12 @@ def hopper_attention_kernel(
     slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     plan_full, plan_empty = barriers(2, 1, 3 if NARROW else 2, 0)
     plan = (slots, plan_full, plan_empty)
-    q_pieces = gl.allocate_shared_memory(SHAPE.DTYPE, [PIECES, 64, 64], WIDE)
-    q_tiles = q_pieces._reinterpret(SHAPE.DTYPE, [SHAPE.BLOCK_M // 64, 64, SHAPE.HEAD_DIM], WIDE)
-    q_full, q_empty = barriers(1, 1, 2, 0)
-    copied = (q_pieces, q_full.index(0), q_empty.index(0))
-    queries = (q_tiles, q_full.index(0), q_empty.index(0))
+    q_pieces = gl.allocate_shared_memory(SHAPE.DTYPE, [SHAPE.QUERY_STAGES * PIECES, 64, 64], WIDE)
+    TILES: gl.constexpr = SHAPE.QUERY_STAGES * SHAPE.BLOCK_M // 64
+    q_tiles = q_pieces._reinterpret(SHAPE.DTYPE, [TILES, 64, SHAPE.HEAD_DIM], WIDE)
+    q_full, q_empty = barriers(SHAPE.QUERY_STAGES, 1, 2, 0)
+    copied = (q_pieces, q_full, q_empty)
+    queries = (q_tiles, q_full, q_empty)
     key_blocks, keys = wide_ring(SHAPE)
     value_blocks, values = wide_ring(SHAPE)
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -244,6 +246,7 @@ def _shape(
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         STAGES=STAGES,
+        QUERY_STAGES=1 if cache_dtype.itemsize == 1 else QUERY_STAGES,
         MOST_REQUESTS=most_requests,
         MOST_LISTED=MOST_LISTED,
         NO_TILE=NO_TILE,

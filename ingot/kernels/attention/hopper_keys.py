@@ -31,7 +31,8 @@ def fetch(
 
     ``descriptors`` are of q, keys, values and the scales of both or None; ``work`` is as of ``item_at`` and
     ``tables`` has the block tables, their stride, and two counts, zeros, of items taken and of programs done:
-    the last one leaves zeros. An item's place is read while the keys of the one before are on their way.
+    the last one leaves zeros. An item's place is read while the first key tiles of the one before are on
+    their way, as many as it has stages of queries.
     """
     table_ptr, table_stride, count_ptr = tables
     known, items = all_items(work, SHAPE)
@@ -53,10 +54,15 @@ def fetch(
             patched = fetch_pair(descriptors, keys, values, source, lower, count, patched, SHAPE)
             count += 1
             filled += 1
+        begin = gl.minimum(lower + SHAPE.QUERY_STAGES, end)
+        if upper > 0:
+            for tile in range(lower + 1, begin):
+                patched = fetch_pair(descriptors, keys, values, source, tile, count, patched, SHAPE)
+                count += 1
         item = gl.num_programs(0) + gl.atomic_add(count_ptr, 1)
         head, request, row, left, first, next_upper = item_at(gl.minimum(item, items - 1), known, work, SHAPE)
         if upper > 0:
-            for tile in range(lower + 1, end):
+            for tile in range(begin, end):
                 patched = fetch_pair(descriptors, keys, values, source, tile, count, patched, SHAPE)
                 count += 1
         upper = next_upper
@@ -89,12 +95,15 @@ def fetch_queries(
 ) -> None:
     """A tile of queries, in pieces of 64 queries and 64 channels."""
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    PIECES: gl.constexpr = SHAPE.BLOCK_M * HEAD_DIM // 64 // 64
     pieces, full, empty = queries
-    mbarrier.wait(empty, (count & 1) ^ 1)
-    mbarrier.expect(full, SHAPE.BLOCK_M * HEAD_DIM * 2)
-    for piece in gl.static_range(SHAPE.BLOCK_M * HEAD_DIM // 64 // 64):
+    slot = count % SHAPE.QUERY_STAGES
+    arrived = full.index(slot)
+    mbarrier.wait(empty.index(slot), ((count // SHAPE.QUERY_STAGES) & 1) ^ 1)
+    mbarrier.expect(arrived, SHAPE.BLOCK_M * HEAD_DIM * 2)
+    for piece in gl.static_range(PIECES):
         place = [row + piece * 64 // HEAD_DIM * 64, head * HEAD_DIM + piece * 64 % HEAD_DIM]
-        tma.async_copy_global_to_shared(desc, place, full, pieces.index(piece))
+        tma.async_copy_global_to_shared(desc, place, arrived, pieces.index(slot * PIECES + piece))
 
 
 @gluon.jit

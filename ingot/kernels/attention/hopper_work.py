@@ -22,6 +22,7 @@ class HopperShape(NamedTuple):
 
     Attributes:
         STAGES: tiles of keys, and of values, in shared memory.
+        QUERY_STAGES: items whose queries are in shared memory.
         MOST_REQUESTS, MOST_LISTED: powers of two that requests and entries of a list do not exceed.
         CACHED_TOKENS: of one head, that the second cache holds beside what passes by.
         CAP: of ``score_factors``.
@@ -37,6 +38,7 @@ class HopperShape(NamedTuple):
     BLOCK_M: int
     BLOCK_N: int
     STAGES: int
+    QUERY_STAGES: int
     MOST_REQUESTS: int
     MOST_LISTED: int
     NO_TILE: int

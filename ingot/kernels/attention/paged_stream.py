@@ -26,8 +26,23 @@ from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, next_p
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
 
-MOST_RUN = tl.constexpr(8)  # spans; so that a long request in a large batch takes several programs
+# Spans, and keys, of a program, so that a long request in a large batch takes several.
+MOST_RUN, MOST_KEYS = tl.constexpr(8), tl.constexpr(4096)
 MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
+
+
+@triton.jit
+def most_run(length: tl.tensor) -> tl.tensor:
+    """How many spans of so many keys a program takes at most."""
+    spans = (MOST_KEYS + 0 * length) // length
+    return tl.minimum(tl.maximum(spans, 1), MOST_RUN)
+
+
+def most_programs(num_splits: int, keys: int) -> int:
+    """Programs that :func:`most_run` asks for at most, by spans and keys of a request: a program that takes
+    less than MOST_RUN spans takes more than half of MOST_KEYS.
+    """
+    return max(triton.cdiv(num_splits, MOST_RUN.value), triton.cdiv(keys, MOST_KEYS.value // 2))
 
 
 @triton.jit
@@ -172,7 +187,7 @@ def paged_stream_kernel(
 ) -> None:
     """A run of spans of one key-value head, grid (num_kv_heads, batch, programs per pair).
 
-    A request's spans are shared by ``programs``, or by more where each would walk more than MOST_RUN.
+    A request's spans are shared by ``programs``, or by more where each would walk more than ``most_run``.
 
     AXIS 1: queries are the rows of both products; 0: keys, and channels of the output (wgmma needs 64 rows).
     The block of the next tile is looked up one tile early, so that no load waits for another. Programs past a
@@ -189,7 +204,7 @@ def paged_stream_kernel(
     seq_len = tl.load(seq_lens_ptr + request)
     first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
     live = tl.maximum(tl.cdiv(seq_len - base, length), 1)
-    run = tl.minimum(tl.cdiv(live, programs), MOST_RUN)
+    run = tl.minimum(tl.cdiv(live, programs), most_run(length))
     span = program * run
     start = base + span * length
     if span >= live:  # every program waits: the next kernel relies on that
@@ -329,7 +344,7 @@ def paged_stream_triton(
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
     num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
     programs = pair_programs(pairs, sizes[0]) if programs is None else programs
-    sharing = min(max(programs, triton.cdiv(num_splits, MOST_RUN.value)), num_splits)
+    sharing = min(max(programs, most_programs(num_splits, visible)), num_splits)
     factor, cap = score_factors(scale, softcap)
     shared = {
         "HEAD_DIM": head_dim,
