@@ -1,81 +1,60 @@
-"""Products in e4m3 by blocks of 128 x 128, beside those by rows and channels: errors, steps, prompts.
+"""Products in e4m3 by blocks of 128 x 128, beside those by rows and channels, for the shapes of Qwen3-8B.
 
-A layer of a decode step is that of fp8_layer.py; shapes are those of an 8B model (Llama 3.1). Microseconds
-are medians of CUDA graph replays over weights in turn. Data are random; outputs are filled with NaN before
-they are checked against fp64.
+Errors against fp64, a layer of a decode step (that of fp8_layer.py), prompts by our kernel and by the matrix
+library. Microseconds are medians of CUDA graph replays over weights in turn. Data are random; outputs are
+filled with NaN before they are checked. With --parts tried products' tiles change in turn.
 
-    python benchmarks/fp8_blocks.py --seconds 100 --json fp8_blocks.json
+    python benchmarks/fp8_blocks.py --workers 12 --json docs/results/fp8_blocks.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import fp8_layer
-import int8_products
 import torch
 import triton
-from fp8_layer import FULL, LAYERS, PARTS
-from fp8_products import SHAPES
+from timing import graph_us
 
 from ingot.kernels.activation.silu_mul_int8 import quantized, silu_mul_int8
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.product.int8.int8_matmul import int8_matmul_triton
+from ingot.kernels.product.int8.fp8_library import library_linear, library_takes
+from ingot.kernels.product.int8.int8_linear import INVARIANT_FP8_TILES, int8_linear, int8_linear_parts
 from ingot.kernels.rows.int8_rows import BLOCK, E4M3, Int8Rows, Int8Weight, quantize_rows
 from ingot.kernels.rows.row_endings import InInt8
 
-BRAIN = torch.bfloat16
-LARGE = ("BLOCK_M", "BLOCK_N", "MORE_N", "BLOCK_K", "num_warps", "num_stages", "PIECES", "PROGRAMS")
-TRIED = (
-    (128, 128, 0, 128, 8, 4, 1, 1), (128, 128, 0, 128, 8, 4, 2, 1), (128, 128, 0, 128, 8, 3, 1, 1),
-    (64, 128, 0, 128, 4, 3, 1, 2), (64, 128, 0, 128, 4, 4, 1, 2), (128, 64, 0, 128, 4, 4, 1, 2),
-    (128, 128, 0, 128, 4, 3, 2, 2), (256, 64, 0, 128, 8, 4, 1, 1), (256, 128, 0, 128, 8, 3, 2, 1),
-    (128, 128, 0, 128, 8, 4, 1, 0), (64, 128, 0, 128, 4, 4, 1, 3),
-)  # fmt: skip
-FEW = {
-    8: ((64, 128, 4, 8, 2, 0, 16), (64, 128, 4, 8, 2, 1, 16), (64, 128, 4, 8, 3, 0, 16),
-        (64, 128, 4, 6, 0, 1, 16)),
-    64: ((64, 128, 4, 5, 2, 0, 64), (64, 128, 4, 5, 3, 0, 64), (128, 128, 8, 4, 1, 0, 64),
-         (64, 128, 4, 4, 4, 0, 64)),
-}  # fmt: skip
-FEW_PARTS = {
-    8: ((64, 128, 4, 8, 0, 0, 16, 4), (64, 128, 4, 8, 0, 1, 16, 4), (64, 128, 4, 8, 0, 0, 16, 8),
-        (64, 128, 4, 8, 0, 1, 16, 8)),
-    64: ((64, 128, 4, 5, 0, 0, 64, 4), (128, 128, 4, 4, 0, 0, 64, 8), (64, 128, 4, 4, 0, 0, 64, 8)),
-}  # fmt: skip
-
-
-COMPILING = False  # then everything runs once, untimed, so that processes can compile side by side
-
-
-def timed(run: Callable[[], Any], replays: int) -> float:
-    """Microseconds per layer."""
-    if COMPILING:
-        run()
-        torch.cuda.synchronize()
-        return 1.0
-    return fp8_layer.timed(run, replays)
-
-
-def microseconds(calls: list[Callable[[], Any]], replays: int) -> float:
-    """Microseconds per call."""
-    return 1.0 if COMPILING else int8_products.microseconds(calls, replays)
+SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
+BRAIN, LAYERS, CHECKED = torch.bfloat16, 8, 64
+DECODES, PROMPTS = (1, 8, 32, 64), (512, 4096)
+NAMES = ("BLOCK_N", "num_warps", "num_stages", "PROGRAMS", "SPLITS")
+MANY = {"BLOCK_M": 64, "MORE_N": 0, "PIECES": 1}  # of the kernel of many rows
+TRIED = {  # tiles by rows and shape: of the kernels of few rows and of many
+    (8, "gate_up"): ([(64, 4, 8, 0, 1), (128, 8, 6, 1, 1)], [(64, 4, 8, 2, 1)]),
+    (8, "down"): ([(64, 4, 8, 0, 8)], [(64, 4, 8, 0, 4)]),
+    (64, "gate_up"): ([(64, 4, 5, 0, 1)], [(128, 4, 6, 1, 1), (64, 4, 8, 2, 1)]),
+    (64, "down"): ([(64, 4, 5, 0, 8)], [(64, 4, 8, 0, 4), (128, 4, 6, 0, 4)]),
+    (64, "qkv"): ([], [(64, 4, 8, 2, 1), (64, 4, 8, 0, 1)]),
+    (64, "o"): ([], [(64, 4, 8, 0, 4)]),
+}
+Row = dict[str, Any]
+Call = Callable[[], Any]
 
 
 def in_blocks(outputs: int, width: int) -> Int8Weight:
     """A random weight with a scale per block."""
-    plain = torch.randn(outputs, width, device="cuda") * torch.rand(outputs, 1, device="cuda").add(0.5)
+    whole = -(-outputs // BLOCK) * BLOCK
+    plain = torch.randn(whole, width, device="cuda") * torch.rand(whole, 1, device="cuda").add(0.5)
     pieces = plain.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
     scales = pieces.abs().amax((1, 3)) / 448
     values = (pieces / scales[:, None, :, None]).to(E4M3).flatten(2).flatten(0, 1)
-    return Int8Weight(values, scales / width**0.5)
+    return Int8Weight(values[:outputs], scales / width**0.5)
 
 
 def by_channel(outputs: int, width: int) -> Int8Weight:
@@ -84,66 +63,90 @@ def by_channel(outputs: int, width: int) -> Int8Weight:
     return Int8Weight(found.values, found.scales / width**0.5)
 
 
-def truth(x: Int8Rows, weight: Int8Weight) -> torch.Tensor:
-    """fp64, of values and scales."""
-    wide = x.values.double() * x.scales.double().repeat_interleave(x.group, 1)
-    scales = (
-        weight.scales.double().repeat_interleave(BLOCK, 0)[: len(weight.values)].repeat_interleave(BLOCK, 1)
-    )
-    return wide @ (weight.values.double() * scales).T
+MAKE = {"channel": (by_channel, 0), "blocks": (in_blocks, BLOCK)}
 
 
-def off(y: torch.Tensor, expected: torch.Tensor) -> float:
-    difference = y.double() - expected
+def rounded(rows: int, width: int, group: int) -> Int8Rows:
+    """Random rows as kernels leave them."""
+    return quantized(torch.randn(rows, width, device="cuda", dtype=BRAIN) * 3, group, dtype=E4M3)
+
+
+def off(y: torch.Tensor, x: Int8Rows, weight: Int8Weight, bias: torch.Tensor | None = None) -> float:
+    """The error against fp64 of the same values, relative to the outputs' RMS, of some rows."""
+    rows = slice(max(len(y) - CHECKED, 0), None)
+    wide = x.values[rows].double() * x.scales[rows].double().repeat_interleave(x.group, 1)
+    expected = wide @ (weight.values.double() * weight.beside().double()).T
+    if bias is not None:
+        expected += bias.double()
+    difference = y[rows].double() - expected
     return float(difference.square().mean().sqrt() / expected.square().mean().sqrt())
 
 
-def checks() -> Iterator[dict[str, Any]]:
-    """Errors of whole products and of parts, relative to the outputs' RMS (bf16 rounding alone: 0.0017)."""
-    for outputs, width in ((6144, 4096), (4096, 14336), (320, 256)):
-        weight = (
-            in_blocks(outputs, width)
-            if outputs % BLOCK == 0
-            else Int8Weight(*(lambda w: (w.values[:outputs], w.scales))(in_blocks(384, width)))
-        )
-        for rows in (1, 8, 33, 64, 65, 256, 1000):
-            x = quantize_rows(torch.randn(rows, width, device="cuda") * 3, BLOCK, dtype=E4M3)
-            expected = truth(x, weight)
-            out = torch.full((rows, outputs), torch.nan, device="cuda", dtype=BRAIN)
-            row = {"check": [rows, outputs, width], "bf16": off(expected.bfloat16(), expected)}
-            row["off"] = off(int8_linear(x, weight, BRAIN, out=out), expected)
-            row["full"] = off(int8_linear(x, weight, torch.float32), expected)
-            if rows <= 256:
-                row["parts"] = off(int8_linear_parts(x, weight).sum(0), expected)
-            yield row
-    x = torch.randn(100, 28672, device="cuda", dtype=BRAIN)
-    norm = torch.randn(4096, device="cuda", dtype=BRAIN)
-    hidden, ending = x[:, :4096].contiguous(), InInt8(dtype=E4M3, group=BLOCK)
-    pairs = {
-        "norm": (rms_norm(hidden, norm, 1e-6, ending=ending)[0], rms_norm(hidden, norm, 1e-6)[0]),
-        "silu": (silu_mul_int8(x, dtype=E4M3, group=BLOCK), None),
+def checks() -> Iterator[Callable[[], Row]]:
+    """Errors by our kernels and the library (bf16 rounding alone: 0.0017), and whose bits follow the rows."""
+    for outputs, width in ((6144, 4096), (4096, 12288), (320, 512), (336, 1024)):
+        weight = in_blocks(outputs, width)
+        for rows in (8, 64, 65, 70, 257, 1000, 4096):
+            if rows > 64:
+                yield lambda w=weight, rows=rows: library_errors(w, rows)
+            if (outputs, rows) in ((6144, 70), (6144, 1000), (320, 1000), (320, 8)):
+                yield lambda w=weight, rows=rows: our_errors(w, rows)
+    for name in ("library", "ours"):
+        yield lambda name=name: same_bits(name)
+
+
+def our_errors(weight: Int8Weight, rows: int) -> Row:
+    """Of whole products and parts."""
+    outputs, width = weight.values.shape
+    x = rounded(rows, width, BLOCK)
+    out = torch.full((rows, outputs), torch.nan, device="cuda", dtype=BRAIN)
+    row: Row = {
+        "check": [rows, outputs, width],
+        "ours": off(int8_linear(x, weight, BRAIN, out=out), x, weight),
     }
-    plain = torch.nn.functional.silu(x[:, :14336].float()).bfloat16() * x[:, 14336:]
-    for name, (got, wide) in pairs.items():
-        want = quantized(plain if wide is None else wide, BLOCK, dtype=E4M3)
-        ref = quantize_rows(plain if wide is None else wide, BLOCK, dtype=E4M3)
-        yield {
-            "ending": name,
-            "as the separate kernel": float((got.values.float() == want.values.float()).float().mean()),
-            "as PyTorch": float((want.values.float() == ref.values.float()).float().mean()),
-            "scales": float((got.scales == want.scales).float().mean()),
-        }
+    if rows <= 256:
+        row["parts"] = off(int8_linear_parts(x, weight).sum(0), x, weight)
+    return row
+
+
+def same_bits(name: str) -> Row:
+    """Which share of results has the same bits beside other rows."""
+    x, weight, found = rounded(4096, 4096, BLOCK), in_blocks(6144, 4096), {}
+    ways: dict[str, Callable[..., torch.Tensor]] = {
+        "library": library_linear,
+        "ours": lambda *given: int8_linear(*given, tiles=INVARIANT_FP8_TILES),
+    }
+    full = ways[name](x, weight, BRAIN)
+    for rows in (100, 128, 256, 512, 1000, 2048):
+        own = x.scales[:rows]
+        some = ways[name](Int8Rows(x.values[:rows], own, BLOCK), weight, BRAIN)
+        found[rows] = float((some == full[:rows]).float().mean())
+    return {"bits as in 4096 rows": name, "share": found}
+
+
+def library_errors(weight: Int8Weight, rows: int) -> Row:
+    """The library's error, by dtype of the result and bias."""
+    x = rounded(rows, weight.values.shape[1], BLOCK)
+    found: Row = {"check": [rows, *weight.values.shape], "taken": library_takes(x, weight, BRAIN)}
+    for dtype in (BRAIN, torch.float16):
+        for bias in (None, torch.randn(len(weight.values), device="cuda", dtype=dtype)):
+            name = f"library {dtype}"[14:] + " bias" * (bias is not None)
+            try:
+                found[name] = off(library_linear(x, weight, dtype, bias), x, weight, bias)
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"[:300]
+    return found
 
 
 class Layers:
     """Weights of some layers, and their decode steps."""
 
-    def __init__(self, make: Callable[[int, int], Int8Weight], group: int) -> None:
-        self.group = group
-        self.weights = [{name: make(*shape) for name, shape in SHAPES.items()} for _ in range(LAYERS)]
+    def __init__(self, kind: str, count: int) -> None:
+        make, self.group = MAKE[kind]
+        self.weights = [{name: make(*shape) for name, shape in SHAPES.items()} for _ in range(count)]
         self.norm = torch.ones(4096, device="cuda", dtype=BRAIN)
 
-    def step(self, rows: int, tiles: dict[str, dict[str, int]]) -> Callable[[], Any]:
+    def step(self, rows: int) -> Call:
         ending, early = InInt8(dtype=E4M3, group=self.group), {"OVERLAP": 2}
         start = torch.randn(rows, 4096, device="cuda", dtype=BRAIN)
         attended = [torch.randn(rows, 4096, device="cuda", dtype=BRAIN) for _ in range(LAYERS)]
@@ -151,139 +154,187 @@ class Layers:
         def run() -> torch.Tensor:
             x, hidden = rms_norm(start, self.norm, 1e-6, start, early, ending)
             for index, layer in enumerate(self.weights):
-                int8_linear(x, layer["qkv"], BRAIN, tiles=tiles.get("qkv"))
+                int8_linear(x, layer["qkv"], BRAIN)
                 x = quantized(attended[index], self.group, dtype=E4M3)
-                parts = int8_linear_parts(x, layer["o"], tiles.get("o"))
-                x, hidden = sum_norm(parts, hidden, self.norm, 1e-6, None, early, ending)
-                inner = int8_linear(x, layer["gate_up"], BRAIN, tiles=tiles.get("gate_up"))
+                x, hidden = self.joined(x, layer["o"], hidden, ending)
+                inner = int8_linear(x, layer["gate_up"], BRAIN)
                 x = silu_mul_int8(inner, dtype=E4M3, group=self.group)
-                parts = int8_linear_parts(x, layer["down"], tiles.get("down"))
-                x, hidden = sum_norm(parts, hidden, self.norm, 1e-6, None, early, ending)
+                x, hidden = self.joined(x, layer["down"], hidden, ending)
             return hidden
 
         return run
 
-
-def decodes(rows: int, tried: bool) -> Iterator[dict[str, Any]]:
-    """A layer of a step: by channel, in blocks, and in blocks with other tiles of one product."""
-    sides = {"channel": Layers(by_channel, 0), "blocks": Layers(in_blocks, BLOCK)}
-    for name, layers in sides.items():
-        yield {
-            "rows": rows,
-            "kind": name,
-            "tiles": "default",
-            "us": round(timed(layers.step(rows, {}), 25), 2),
-        }
-    near = 8 if rows <= 16 else 64
-    for products, names, choices in (
-        (("gate_up", "qkv"), FULL, FEW[near]),
-        (("down", "o"), PARTS, FEW_PARTS[near]),
-    ):
-        for product in products if tried else ():
-            for choice in choices:
-                row: dict[str, Any] = {"rows": rows, "kind": "blocks", "tiles": f"{product} {choice}"}
-                try:
-                    run = sides["blocks"].step(rows, {product: dict(zip(names, choice, strict=True))})
-                    row["us"] = round(timed(run, 15), 2)
-                except Exception as error:
-                    row["error"] = f"{type(error).__name__}: {error}"[:160]
-                yield row
+    def joined(self, x: Int8Rows, weight: Int8Weight, hidden: torch.Tensor, ending: InInt8) -> Any:
+        parts = int8_linear_parts(x, weight)
+        return sum_norm(parts, hidden, self.norm, 1e-6, None, {"OVERLAP": 2}, ending)
 
 
-def library_ways(x: Int8Rows, weight: Int8Weight) -> dict[str, Callable[[], torch.Tensor]]:
-    """The matrix library's product by blocks, with scales in several layouts."""
-    rows = x.scales.t().contiguous().t()
-    padded = -(-weight.scales.shape[1] // 4) * 4
-    spread = weight.scales.new_zeros(len(weight.scales), padded)
-    spread[:, : weight.scales.shape[1]] = weight.scales
-    cut = spread[:, : weight.scales.shape[1]]
+class Bench:
+    """What is timed, by parts of a row that name it; weights are made once."""
 
-    def way(b: torch.Tensor) -> Callable[[], torch.Tensor]:
-        return lambda: torch._scaled_mm(x.values, weight.values.t(), scale_a=rows, scale_b=b, out_dtype=BRAIN)
+    def __init__(self, count: int = LAYERS) -> None:
+        self.layers = {kind: Layers(kind, count) for kind in MAKE}
 
-    def newer() -> torch.Tensor:
-        from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
+    def decodes(self) -> Iterator[tuple[Row, list[Call], int]]:
+        for rows in DECODES:
+            for kind, layers in self.layers.items():
+                yield {"layer": rows, "kind": kind}, [layers.step(rows)], LAYERS
 
-        return scaled_mm(
-            x.values, weight.values.t(), rows, ScalingType.BlockWise1x128, cut, ScalingType.BlockWise128x128,
-            swizzle_a=SwizzleType.NO_SWIZZLE, swizzle_b=SwizzleType.NO_SWIZZLE, output_dtype=BRAIN,
-        )  # fmt: skip
+    def prompts(self) -> Iterator[tuple[Row, list[Call], int]]:
+        for rows in PROMPTS:
+            for shape, (_, width) in SHAPES.items():
+                for kind, layers in self.layers.items():
+                    x = rounded(rows, width, layers.group)
+                    weights = [layer[shape] for layer in layers.weights[:4]]
+                    row = {"prompt": rows, "shape": shape}
+                    ours = [lambda w=w, x=x: int8_linear(x, w, BRAIN, tiles={"TMA": 4}) for w in weights]
+                    if kind == "blocks" and shape == "qkv":
+                        yield row | {"way": "blocks, ours"}, ours, len(weights)
+                    if library_takes(x, weights[0], BRAIN):
+                        calls = [lambda w=w, x=x: int8_linear(x, w, BRAIN) for w in weights]
+                        yield row | {"way": kind}, calls, len(weights)
 
-    return {"t": way(cut.t()), "plain": way(cut), "tc": way(cut.t().contiguous()), "newer": newer}
+    def ends(self) -> Iterator[tuple[Row, list[Call], int]]:
+        """Kernels between the products."""
+        norm = self.layers["blocks"].norm
+        for rows in (8, 64, 4096):
+            wide, x = (torch.randn(rows, n, device="cuda", dtype=BRAIN) for n in (24576, 4096))
+            parts = torch.randn(4, rows, 4096, device="cuda")
+            for kind, (_, group) in MAKE.items():
+                ending = InInt8(dtype=E4M3, group=group)
+                calls: dict[str, Call] = {
+                    "silu": lambda g=group, w=wide: silu_mul_int8(w, dtype=E4M3, group=g),
+                    "quantized": lambda g=group, x=x: quantized(x, g, dtype=E4M3),
+                    "norm": lambda e=ending, x=x: rms_norm(x, norm, 1e-6, x, None, e),
+                    "sum": lambda e=ending, x=x, p=parts: sum_norm(p, x, norm, 1e-6, None, None, e),
+                }
+                for name, call in calls.items():
+                    yield {"end": name, "rows": rows, "kind": kind}, [call] * 8, 8
+
+    def tried(self, rows: int) -> Iterator[tuple[Row, list[Call], int]]:
+        """Each product of a decode step by other tiles."""
+        for shape, (_, width) in SHAPES.items():
+            split = shape in ("o", "down")
+            for kind, layers in self.layers.items():
+                x, weights = rounded(rows, width, layers.group), [layer[shape] for layer in layers.weights]
+
+                def calls(tiles: Any, x: Any = x, weights: Any = weights, split: bool = split) -> list[Call]:
+                    if split:
+                        return [lambda w=w: int8_linear_parts(x, w, tiles) for w in weights]
+                    return [lambda w=w: int8_linear(x, w, BRAIN, tiles=tiles) for w in weights]
+
+                row = {"decode": rows, "shape": shape}
+                yield row | {"way": kind}, calls(None), LAYERS
+                if kind == "channel":
+                    continue
+                few, many = TRIED.get((rows, shape), ((), ()))
+                for choice in few:
+                    tiles = dict(zip(NAMES, choice, strict=True)) | {"PREFETCH": 0, "BLOCK_T": max(rows, 16)}
+                    yield row | {"way": f"few {choice}"}, calls(tiles), LAYERS
+                for choice in many:
+                    yield (
+                        row | {"way": f"many {choice}"},
+                        calls(MANY | dict(zip(NAMES, choice, strict=True))),
+                        LAYERS,
+                    )
+                library = [lambda w=w, x=x: library_linear(x, w, BRAIN) for w in weights]
+                yield row | {"way": "library"}, library, LAYERS
+
+    def cases(self, parts: Sequence[str]) -> Iterator[tuple[Row, list[Call], int]]:
+        """Those of some parts."""
+        if "layers" in parts:
+            yield from self.decodes()
+        if "prompts" in parts:
+            yield from self.prompts()
+        if "tried" in parts:
+            for rows in (8, 64):
+                yield from self.tried(rows)
+        if "ends" in parts:
+            yield from self.ends()
 
 
-def many(shape: str, rows: int, tried: bool) -> Iterator[dict[str, Any]]:
-    """All ways of a product of many rows."""
-    outputs, width = SHAPES[shape]
-    plain = torch.randn(rows, width, device="cuda", dtype=BRAIN)
-    x, whole = quantize_rows(plain, BLOCK, dtype=E4M3), quantize_rows(plain, dtype=E4M3)
-    weights = [in_blocks(outputs, width) for _ in range(4)]
-    channels = [by_channel(outputs, width) for _ in range(4)]
-    first = Int8Rows(x.values[:64], x.scales[:64], BLOCK)
-    expected = truth(first, weights[0])
-    ways: dict[str, list[Callable[[], Any]]] = {
-        "channel": [lambda w=w: int8_linear(whole, w, BRAIN) for w in channels],
-        "blocks": [lambda w=w: int8_linear(x, w, BRAIN) for w in weights],
-    }
-    for name in library_ways(x, weights[0]):
-        ways[f"library {name}"] = [library_ways(x, w)[name] for w in weights]
-    for choice in TRIED if tried else ():
-        tiles = dict(zip(LARGE, choice, strict=True))
-        ways[str(choice)] = [lambda w=w, t=tiles: int8_matmul_triton(x, w, BRAIN, tiles=t) for w in weights]
-    for name, calls in ways.items():
-        row: dict[str, Any] = {"shape": shape, "rows": rows, "way": name}
+def timed(row: Row, calls: list[Call], count: int) -> Row:
+    try:
+        row["us"] = round(graph_us(calls, 15)[7] / count, 2)
+        if "prompt" in row:
+            outputs, width = SHAPES[row["shape"]]
+            row["tflops"] = round(2 * row["prompt"] * outputs * width / row["us"] / 1e6, 1)
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"[:200]
+    return row
+
+
+def compiled(share: int, workers: int, parts: Sequence[str]) -> None:
+    """Run every workers-th case once, to fill Triton's cache."""
+    calls = [calls[0] for _, calls, _ in Bench(1).cases(parts)]
+    for call in [*calls, *(checks() if "checks" in parts else ())][share::workers]:
         try:
-            y = calls[0]()
-            row["off"] = round(off(y[:64], expected), 5) if name != "channel" else None
-            row["us"] = round(microseconds(calls, 9), 2)
-            row["tflops"] = round(2 * rows * outputs * width / row["us"] / 1e6, 1)
+            call()
+            torch.cuda.synchronize()
         except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"[:250]
-        yield row
+            print(repr(error)[:200], flush=True)
+
+
+def summary(rows: list[Row]) -> Row:
+    """The figures that pages cite."""
+    found: Row = {"layer_us": {}, "tflops": {}, "prompt_us": {}, "decode_us": {}}
+    for row in rows:
+        if "us" not in row or "end" in row:
+            continue
+        if "layer" in row:
+            found["layer_us"].setdefault(str(row["layer"]), {})[row["kind"]] = row["us"]
+            continue
+        unit, count = ("prompt_us", row["prompt"]) if "prompt" in row else ("decode_us", row["decode"])
+        way = row["way"].replace(", ", "_")
+        found[unit].setdefault(str(count), {}).setdefault(row["shape"], {})[way] = row["us"]
+        if "tflops" in row:
+            own = found["tflops"].setdefault(str(count), {}).setdefault(row["shape"], {})
+            own[way] = row["tflops"]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many")
-    parser.add_argument("--compile", action="store_true", help="run everything once, to fill Triton's cache")
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of the parts to run")
-    parser.add_argument("--tried", action="store_true", help="other tiles, too")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile first, side by side")
+    parser.add_argument("--compile", action="store_true", help="only fill Triton's cache")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--parts", nargs="+", default=["prompts", "layers", "checks"], help="also: tried, ends"
+    )
+    parser.add_argument("--commit", default="", help="of the code, for the record")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    global COMPILING
-    COMPILING = arguments.compile
+    given = parser.parse_args()
     torch.manual_seed(0)
-    end = time.monotonic() + arguments.seconds
-    result: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-                              "triton": triton.__version__, "rows": []}  # fmt: skip
+    if given.share is not None:
+        compiled(given.share, given.workers, given.parts)
+        return
+    end = time.monotonic() + given.seconds
+    command = [sys.executable, __file__, "--workers", str(given.workers), "--parts", *given.parts]
+    for worker in [subprocess.Popen([*command, "--share", str(n)]) for n in range(given.workers)]:
+        worker.wait()
+    if given.compile:
+        return
+    result: Row = {"command": " ".join(["python", *sys.argv]), "commit": given.commit}
+    result |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     print(result, flush=True)
-    tried = arguments.tried
-    jobs: list[Callable[[], Iterator[dict[str, Any]]]] = [
-        checks,
-        lambda: decodes(1, tried),
-        lambda: many("qkv", 4096, tried),
-        lambda: decodes(8, False),
-        lambda: decodes(64, tried),
-        lambda: many("gate_up", 4096, False),
-        lambda: many("down", 4096, False),
-        lambda: many("o", 4096, False),
-        lambda: decodes(32, False),
-        lambda: many("qkv", 512, tried),
-    ]
-    for job in [jobs[i] for i in arguments.only] if arguments.only else jobs:
-        try:
-            for row in job():
-                result["rows"].append(row)
-                print(f"{time.monotonic() - end + arguments.seconds:.0f}", row, flush=True)
-                if time.monotonic() > end:
-                    break
-        except Exception as error:
-            print("failed", repr(error)[:300], flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(result, indent=1))
-        torch.cuda.empty_cache()
-        if time.monotonic() > end:
-            break
+    rows: list[Row] = []
+
+    def noted(row: Row) -> None:
+        rows.append(row)
+        print(row, flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(result | summary(rows) | {"rows": rows}, indent=1) + "\n")
+
+    for row, calls, count in Bench().cases(given.parts):
+        if time.monotonic() < end:
+            noted(timed(row, calls, count))
+    for check in checks() if "checks" in given.parts else ():
+        if time.monotonic() < end:
+            try:
+                noted(check())
+            except Exception as error:
+                noted({"check": repr(error)[:300]})
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ describe_kernels(decoder, ProductChooser(decoder, caches))   # {"decode, 1 to 8 
 
 from __future__ import annotations
 
-from ingot.kernels.rows.int8_rows import E4M3
+from ingot.kernels.product.int8.fp8_library import library_multiplies
+from ingot.kernels.rows.int8_rows import E4M3, Int8Weight
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Operations
 from ingot.layers.layer_products import (
@@ -57,13 +59,23 @@ def _of_step(decoder: Decoder, chooser: ProductChooser, step: Step) -> str:
     for name, product in [*products, ("head", operations.layers[-1].after)]:
         word = _WORDS.get(type(product)) or _of_module(product, step)
         if product.linear.scheme.input_dtype == E4M3:
-            word = "fp8 products"
+            word = _of_fp8(name, product, step)
         if name == "up" and apart and isinstance(product, SmallProduct):
             word += ", activation apart"
         by_kernel.setdefault(word, {})[name] = None
     if len(by_kernel) == 1:
         return next(iter(by_kernel))
     return "; ".join(f"{', '.join(names)}: {word}" for word, names in by_kernel.items())
+
+
+def _of_fp8(name: str, product: Product, step: Step) -> str:
+    """Ours, or of many rows the matrix library's, which leaves no parts for the next norm."""
+    few = step.rows is not None and step.rows <= MAX_ROWS
+    if few or not isinstance(product, Int8Product) or (product.splits and name in ("output", "down")):
+        return "fp8 products"
+    weight = product.weight(step.rows or MAX_ROWS + 1)
+    taken = isinstance(weight, Int8Weight) and library_multiplies(weight, product.dtype, product.bias)
+    return "matrix library in fp8" if taken else "fp8 products"
 
 
 def _of_module(product: Product, step: Step) -> str:

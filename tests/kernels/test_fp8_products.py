@@ -147,6 +147,53 @@ def test_what_the_library_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None
     assert not library_takes(int8_rows(65, 64), int8_weight(32, 64), torch.bfloat16)
 
 
+def fp8_blocks(outputs: int, width: int, device: str = "cpu") -> Int8Weight:
+    """A weight with a scale per block."""
+    scales = 1 + torch.rand(-(-outputs // 128), width // 128, device=device)
+    return Int8Weight(fp8_weight(outputs, width, device).values, scales / width**0.5)
+
+
+def exact_blocks(x: Int8Rows, weight: Int8Weight) -> torch.Tensor:
+    """fp64 [M, N] of rows in groups and a weight in blocks."""
+    beside = torch.kron(weight.scales.double().cpu(), torch.ones(128, 128))[: len(weight.values)]
+    wide = plain(x.values) * x.scales.double().cpu().repeat_interleave(128, 1)
+    return wide @ (plain(weight.values) * beside).T
+
+
+def test_what_the_library_takes_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_library, "_has_product", lambda device: True)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    x, weight = fp8_rows(65, 512, group=128), fp8_blocks(256, 512)
+    assert library_takes(x, weight, torch.bfloat16)
+    assert not library_takes(x, weight, torch.float32)
+    assert not library_takes(fp8_rows(64, 512, group=128), weight, torch.bfloat16)
+    assert not library_takes(fp8_rows(65, 512, group=64), weight, torch.bfloat16)
+    assert not library_takes(fp8_rows(65, 512), weight, torch.bfloat16)
+    assert not library_takes(fp8_rows(65, 256, group=128), fp8_blocks(256, 256), torch.bfloat16)
+    assert not library_takes(x, fp8_blocks(200, 512), torch.bfloat16)
+    apart = Int8Weight(weight.values, weight.scales.t().contiguous().t())
+    assert not library_takes(x, apart, torch.bfloat16)
+    for version, cuda in (("2.7.1", "12.9"), ("2.8.0", "12.8"), ("2.8.0", None)):
+        monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert not library_takes(x, weight, torch.bfloat16)
+        assert library_takes(fp8_rows(65, 512), fp8_weight(256, 512), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [65, 68, 70, 1000])
+@pytest.mark.parametrize("shape", [(512, 512), (272, 12288)])
+def test_the_library_multiplies_in_blocks(rows: int, shape: tuple[int, int]) -> None:
+    x, weight = fp8_rows(rows, shape[1], "cuda", 128), fp8_blocks(*shape, "cuda")
+    if not library_takes(x, weight, torch.bfloat16):
+        pytest.skip("this PyTorch does not multiply in blocks")
+    y, expected = int8_linear(x, weight, torch.bfloat16), exact_blocks(x, weight)
+    error = (y.double().cpu() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert float(error) < 0.5 * torch.finfo(torch.bfloat16).eps
+    assert_product(int8_linear(x, weight, torch.bfloat16, tiles={"EXACT": 128}), expected)
+
+
 def test_zero_rows_and_no_rows() -> None:
     weight = fp8_weight(20, 64)
     none = fp8_rows(1, 64)
@@ -184,13 +231,33 @@ def test_in_blocks(impl: Implementation, shape: tuple[int, int, int]) -> None:
     """Whole sums and parts of a weight with a scale per 128 x 128, the last rows' blocks not full."""
     rows, outputs, width = shape
     x = fp8_rows(rows, width, impl.device, 128)
-    scales = 1 + torch.rand(-(-outputs // 128), width // 128, device=impl.device)
-    weight = Int8Weight(fp8_weight(outputs, width, impl.device).values, scales / width**0.5)
-    beside = torch.kron(weight.scales.double().cpu(), torch.ones(128, 128))[:outputs]
-    wide = plain(x.values) * x.scales.double().cpu().repeat_interleave(128, 1)
-    expected = wide @ (plain(weight.values) * beside).T
+    weight = fp8_blocks(outputs, width, impl.device)
+    expected = exact_blocks(x, weight)
     assert_product(impl(int8_linear)(x, weight, torch.float32), expected)
     assert_product(impl(int8_linear_parts)(x, weight).sum(0), expected)
+
+
+@pytest.mark.parametrize("rows", [65, 66, 67, 68])
+def test_the_library_is_given_whole_fours_of_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Scales in the layouts that it demands, zeros beyond the last row, and no result of these."""
+    given: dict[str, Any] = {}
+
+    def product(values: torch.Tensor, columns: torch.Tensor, **others: Any) -> torch.Tensor:
+        given.update(others | {"values": values})
+        scales = others["scale_a"].repeat_interleave(128, 1), others["scale_b"].t()
+        wide = plain(values) * scales[0].double()
+        beside = torch.kron(scales[1].double(), torch.ones(128, 128))
+        return (wide @ (plain(columns.t()) * beside).T).to(others["out_dtype"])
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    x, weight = fp8_rows(rows, 512, group=128), fp8_blocks(256, 512)
+    y = fp8_library.library_linear(x, weight, torch.bfloat16)
+    assert y.shape == (rows, 256)
+    assert_product(y, exact_blocks(x, weight))
+    assert given["values"].shape == (68, 512)
+    assert given["scale_a"].stride() == (1, 68)
+    assert given["scale_b"].stride() == (1, 4)
+    assert not given["scale_a"][rows:].any()
 
 
 def test_a_weight_in_blocks_needs_rows_in_groups() -> None:

@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from ingot import LLM, build
 from ingot.building.ledger_source import read_setting
 from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.engine_facts import describe
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.errors import BuildError, CheckpointError, ConfigError
+from ingot.kernels.product.int8 import fp8_library
 from ingot.proof.verify_engine import verify
 from ingot.quant.plain_rows import rounded_e4m3
 from ingot.quant.schemes.fp8_both import Fp8Both
@@ -256,3 +258,16 @@ def test_configs_that_are_refused(changes: Any, words: str, tmp_path: Path) -> N
     write_blocks(tmp_path / "checkpoint", changes=changes)
     with raises_shown(CheckpointError, words):
         LLM(tmp_path / "checkpoint", "cpu")
+
+
+def test_inspect_says_what_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper the matrix library multiplies prompts; parts that the next norm adds up are ours."""
+    write_blocks(tmp_path / "c", hidden_size=512, intermediate_size=1024, head_dim=128)
+    folder = build(tmp_path / "c", tmp_path / "e", device="cpu", proof=False, **AS_STORED)
+    assert describe(folder).kernels["with prompts"].startswith("qkv, output, up, down: fp8 products")
+    monkeypatch.setattr(fp8_library, "_has_product", lambda device: True)
+    monkeypatch.setattr(fp8_library, "_has_blocks", lambda *versions: True)
+    found = describe(folder).kernels
+    assert found["with prompts"] == "qkv, output, up, down: matrix library in fp8; head: matrix library"
+    assert found["decode, 1 to 64 requests"].startswith("qkv, output, up, down: fp8 products")
+    assert found["decode, 65 to 256 requests"].startswith("qkv, up: matrix library in fp8; output, down: fp8")
