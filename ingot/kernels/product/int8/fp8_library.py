@@ -2,7 +2,8 @@
 
 It is asked not to keep sums in the tensor cores' few bits: on an H100 that costs 12 to 17 % of the speed, and
 the error stays that of the result's rounding (docs/performance/int8.md). In blocks each 128 columns join fp32
-sums after they are scaled; for that the library wants rows' scales group after group, and rows in fours.
+sums after they are scaled; for that the library wants rows' scales group after group, and whole eights of
+rows (it refused 65, 70 and 257).
 
     if library_takes(x, weight, torch.bfloat16, bias):
         y = library_linear(x, weight, torch.bfloat16, bias)
@@ -21,7 +22,8 @@ from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT, MAX_ROWS
 _DTYPES = (torch.bfloat16, torch.float16)
 _CAPABILITY = (9, 0)  # others have no such product, or with other limits
 _BLOCKS_SINCE = ((2, 8), (12, 9))  # PyTorch and CUDA that multiply in blocks
-_FOURS = 4  # scales of a group, and of a row of blocks, start at multiples of 16 bytes
+_SCALES_TOGETHER = 4  # scales of a row of blocks start at multiples of 16 bytes
+_ROWS_TOGETHER = 8  # of x in blocks
 
 
 @functools.cache
@@ -51,7 +53,7 @@ def library_multiplies(
     if weight.values.dtype != E4M3 or not kind or not _has_product(device):
         return False
     if weight.in_blocks:
-        whole = columns % (BLOCK * _FOURS) == 0 and weight.scales.is_contiguous()
+        whole = columns % (BLOCK * _SCALES_TOGETHER) == 0 and weight.scales.is_contiguous()
         if not whole or not _has_blocks(torch.__version__, torch.version.cuda):
             return False
     return all(size % DESCRIPTOR_ALIGNMENT == 0 for size in (outputs, columns, weight.values.stride(0)))
@@ -75,7 +77,7 @@ def library_linear(
     """x W^T + bias [M, N], rounded once; only what the library takes."""
     values, scales, beside = x.values, x.scales[:, None], weight.scales[None]
     if weight.in_blocks:
-        missing = -len(values) % _FOURS
+        missing = -len(values) % _ROWS_TOGETHER
         if missing:  # rows of zeros, whose results are dropped
             values = F.pad(values.view(torch.uint8), (0, 0, 0, missing)).view(E4M3)
         scales, beside = F.pad(x.scales.t(), (0, missing)).contiguous().t(), weight.scales.t()
