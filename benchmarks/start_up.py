@@ -1,6 +1,7 @@
 """Where the seconds of a start go: a server's first one on a machine, and the ones after it.
 
 Each start is a process of its own; the first finds an empty folder of built kernels, the others what it left.
+It is ready when the first request could come. Then it answers, and ends its warm-up as an idle server does.
 
     python benchmarks/start_up.py benchmarks/shapes/llama-7b.json --quant w4a16 --json start_up.json
     python benchmarks/start_up.py engines/llama-7b
@@ -72,6 +73,10 @@ def start(given: argparse.Namespace) -> Record:
     """Start once in this process, as a server does, and answer three prompts."""
     phases = Phases()
     phases.seconds["python"] = time.time() - given.one
+    if not (given.before or given.at_once):
+        from ingot.serve.engine_calls.early_context import begin_context
+
+        begin_context(None)
     with phases.of("import torch"):
         import torch
     with phases.of("import ingot"):
@@ -79,8 +84,9 @@ def start(given: argparse.Namespace) -> Record:
 
         from ingot.config.runtime_config import RuntimeConfig
         from ingot.kernels import built_ahead
+        from ingot.kernels.triton_hooks import hash_compiler
         from ingot.llm import llm as llm_module
-        from ingot.runtime import rehearsal, setup
+        from ingot.runtime import late_warm_up, rehearsal, setup
         from ingot.runtime.step import graphs, layered_chunk, prompt_graphs
     if given.before:
         as_before()
@@ -97,30 +103,56 @@ def start(given: argparse.Namespace) -> Record:
         (prompt_graphs.PromptGraphs, "warm_up", "prompt graphs"),
         (layered_chunk.LayeredChunk, "warm_up", "layered chunks"),
         (rehearsal, "rehearse", "rehearsal"),
+        (late_warm_up, "begin_warm_up", "warm-up until ready"),
     ):
         phases.time(owner, name, label)
     runtime = RuntimeConfig(cache_tokens=given.cache_tokens)
+    if not (given.before or given.at_once):
+        hash_compiler()  # as open_engine does
     if Path(given.path).suffix == ".json":
         values = {"quant": given.quant, "dtype": given.dtype, "max_batch_size": given.batch}
         llm = llm_module.LLM.from_config(given.path, runtime=runtime, **values)
     else:
         llm = llm_module.LLM(given.path, runtime=runtime, max_batch_size=given.batch)
-    llm.warm_up()
+    late = None
+    if given.before or given.at_once:
+        llm.warm_up()
+    else:
+        late = llm._calls.loop.between_steps(
+            lambda: late_warm_up.begin_warm_up(llm.executor, llm.engine.plan)
+        )
     ready, runner = time.time() - given.one, llm.executor.runner
+    seconds = {name: round(value, 2) for name, value in phases.seconds.items()}
     prompts = [[1, 2, 3], list(range(5, 300)), [7] * 40]
     answers = llm.generate(prompts, max_new_tokens=16, ignore_eos=True, temperature=0.0)
     return {
         "before": given.before,
         "ready_s": round(ready, 2),
-        "phases_s": {name: round(value, 2) for name, value in phases.seconds.items()},
+        "phases_s": seconds,
+        **({} if late is None else {"late": finish(llm, late)}),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "cores": len(os.sched_getaffinity(0)),
         "kernels": len(built),
         "built_one_by_one": [one["seconds"] for one in built if not one["found"]],
-        "graphs": [len(one._captured) for one in (runner.graphs, runner.prompts) if one is not None],
+        "graphs": graphs_of(runner),
         "tokens": [answer.answers[0].token_ids for answer in answers],
         "one_by_one": [one["kernel"] for one in built if not one["found"]],
     }
+
+
+def graphs_of(runner: Any) -> list[int]:
+    """Numbers of decode and prompt graphs."""
+    return [] if runner.graphs is None else [len(runner.graphs._captured), len(runner.prompts.captured)]
+
+
+def finish(llm: Any, late: Any) -> Record:
+    """Do the rest of a warm-up, as an idle server does; seconds of all parts and of the longest."""
+    seconds = []
+    while late.left:
+        began = time.perf_counter()
+        llm._calls.loop.between_steps(late.do_part)
+        seconds.append(time.perf_counter() - began)
+    return {"parts": len(seconds), "all_s": round(sum(seconds), 2), "longest_s": round(max(seconds), 3)}
 
 
 def kernels_built(triton: Any) -> list[Record]:
@@ -156,6 +188,7 @@ def main() -> None:
     parser.add_argument("--cache-tokens", type=int, default=16384)
     parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--before", action="store_true", help="as it was before kernels were built ahead")
+    parser.add_argument("--at-once", action="store_true", help="with the whole warm-up before it is ready")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", type=float, help="one start, in this process, begun at this time")
     given = parser.parse_args()

@@ -154,7 +154,7 @@ def serve(
         raise typer.BadParameter("flags of the page need --web", param_hint="--web")
     with contextlib.ExitStack() as beside:
         _end_at_sigterm(beside)
-        started = _started(len(models), beside)
+        started = _started([model.device for model in models], beside)
         sides = _text_sides(models)
         for side, model in zip(sides, models, strict=True):
             side.check_proof(unproven=model.unproven, allow="add --unproven")
@@ -237,15 +237,16 @@ def _end_at_sigterm(beside: contextlib.ExitStack) -> None:
         beside.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, end))
 
 
-def _started(count: int, beside: contextlib.ExitStack) -> list[BlankProcess]:
-    """So many processes for engines, which import their modules while this one does; ``beside`` ends those
-    that got no engine.
+def _started(devices: list[str | None], beside: contextlib.ExitStack) -> list[BlankProcess]:
+    """Processes for engines on these devices, which import their modules while this one does; ``beside`` ends
+    those that got no engine.
     """
     with server_packages():
         from ingot.serve.engine_calls import process_protocol  # noqa: F401
     from ingot.serve.engine_calls.blank_process import BlankProcess, shared_memory
 
-    return [beside.enter_context(contextlib.closing(BlankProcess(shared_memory()))) for _ in range(count)]
+    blanks = [BlankProcess(shared_memory(), device) for device in devices]
+    return [beside.enter_context(contextlib.closing(blank)) for blank in blanks]
 
 
 def _text_sides(models: list[ServedEngine]) -> list[TextSide]:

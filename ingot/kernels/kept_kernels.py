@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -11,9 +14,11 @@ from pathlib import Path
 from triton import knobs
 
 from ingot.errors import DeviceError
+from ingot.version import VERSION, version_of
 
 _log = logging.getLogger(__name__)
 _LEAST_FREE = 256 << 20  # bytes; a 7B's kernels take less
+_CHANGING = ("TRITON_DEBUG", "TRITON_DISABLE_LINE_INFO", "TRITON_DEFAULT_FP_FUSION", "TRITON_OVERRIDE_ARCH")
 _FIX = "set TRITON_CACHE_DIR to another folder"
 
 
@@ -50,6 +55,44 @@ def trouble_with(folder: Path) -> str | None:
         return "its file system is mounted with noexec"
     free = disk.f_bavail * disk.f_frsize
     return None if free >= _LEAST_FREE else f"{free >> 20} MiB are free, of at least {_LEAST_FREE >> 20}"
+
+
+class StartNote:
+    """A file beside built kernels: a start with these values has launched every kernel that it needs, so that
+    a later one need not look for missing ones. Other versions and other code have other files.
+
+    Args:
+        values: what the kernels depend on beside code, as text: card, sizes, plan.
+    """
+
+    def __init__(self, *values: str) -> None:
+        find_kernel_folder()
+        packages = [version_of(name) or "" for name in ("torch", "triton")]
+        knobs_set = sorted(f"{name}={value}" for name, value in os.environ.items() if name in _CHANGING)
+        parts = json.dumps([VERSION, *packages, *knobs_set, code_seen(), *values])
+        name = hashlib.sha256(parts.encode()).hexdigest()
+        self._file = Path(knobs.cache.dir) / "ingot-starts" / name
+
+    def exists(self) -> bool:
+        return self._file.exists()
+
+    def write(self) -> None:
+        """Where the folder takes no file, later starts look for missing kernels again."""
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(exist_ok=True)
+            self._file.touch()
+
+
+@functools.cache
+def code_seen() -> str:
+    """Name, size and time of each of the package's files."""
+    root, found = Path(__file__).parents[1], []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if name.endswith(".py"):
+                file = Path(folder, name).stat()
+                found.append((str(Path(folder, name).relative_to(root)), file.st_size, file.st_mtime_ns))
+    return json.dumps(sorted(found))
 
 
 _temporary_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

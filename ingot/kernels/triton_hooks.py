@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import threading
 from contextvars import ContextVar
 from typing import Any
 
+from triton.runtime import cache
 from triton.runtime.jit import JITFunction
 
 _MODULE = "triton.runtime._async_compile"
@@ -22,6 +24,14 @@ def _found_mode() -> Any:
 
 _mode = _found_mode()
 active_mode: ContextVar[Any] = getattr(_mode, "active_mode", None) or ContextVar("none", default=None)
+
+
+def hash_compiler() -> None:
+    """Begin, in a thread, what a process's first kernel waits for: Triton names built kernels by a hash of
+    its compiler, 460 MB. A Triton that keeps no such hash begins nothing.
+    """
+    if hasattr(cache, "triton_key"):
+        threading.Thread(target=cache.triton_key, name="compiler's hash", daemon=True).start()
 
 
 def hooks_missing() -> str | None:

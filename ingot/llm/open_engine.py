@@ -14,6 +14,7 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine, refuse_build_values
 from ingot.engine.proof_file import standing
+from ingot.kernels.triton_hooks import hash_compiler
 from ingot.runtime.executor import Executor
 from ingot.runtime.setup import make_executor
 from ingot.text.grammar.grammar_compiler import Grammars
@@ -42,6 +43,8 @@ def open_engine(
         EngineError, CheckpointError: the folder cannot be loaded.
         OutOfMemoryError: the device cannot hold the weights.
     """
+    if device.type == "cuda":
+        hash_compiler()
     if not is_engine(Path(path)):
         folder = resolve_checkpoint(path, revision=revision)
         return engine_in_memory(folder, device, compute_dtype, **given, **limits)

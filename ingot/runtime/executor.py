@@ -108,7 +108,7 @@ class Executor:
         self.masks = GrammarMasks(runner.feed.masks)
         self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks, runner.feed.transcripts)
         self.num_preemptions = 0
-        self._setting = setting
+        self.setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
         self._reading: dict[str, PromptReading] = {}
@@ -213,9 +213,9 @@ class Executor:
             if self.scheduler.encoders is not None:
                 self.scheduler.encoders.clear()
                 self.runner.forget_inputs()
-            if ran_out(error) and self._setting is not None:
+            if ran_out(error) and self.setting is not None:
                 what, capacity = "a step does not fit in device memory", capacity_of(self.runner.device)
-                raise out_of_memory(what, self._setting, capacity, seen=first_sentence(error)) from None
+                raise out_of_memory(what, self.setting, capacity, seen=first_sentence(error)) from None
             raise
 
     def _step(self) -> list[Update]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ingot.config.modality import TEXT
 from ingot.config.sampling_params import SamplingParams
@@ -63,27 +64,54 @@ def rehearse(executor: Executor) -> None:
     """Run dummy prompts of many lengths, first each alone, then beside decodes; nothing may be in flight.
     Those of speech have an input, and as many as are encoded together come first.
     """
+    *alone, beside_decodes = prompt_rehearsals(executor)
+    _without_traces(_encoded_together, executor)
+    for part in alone:
+        part()
+    _without_traces(_wide_step, executor)
+    beside_decodes()
+
+
+def prompt_rehearsals(executor: Executor) -> list[Callable[[], None]]:
+    """Parts of ``rehearse``: dummy prompts of many lengths each alone, the shortest first, and at last all
+    beside decodes. Nothing may be in flight when one is called, and nothing is afterwards.
+    """
+    longest = min(executor.scheduler.token_budget, executor.max_seq_len - 1)
+    lengths = sorted({min(size, longest) for size in TOKEN_BUCKETS})
+    parts: list[Callable[[Executor], None]] = [partial(_alone, length) for length in lengths]
+    return [partial(_without_traces, part, executor) for part in (*parts, _beside_decodes)]
+
+
+def _without_traces(part: Callable[[Executor], None], executor: Executor) -> None:
+    """Run a part; no request finds what its prompts left in the cache, and counts are as before."""
     reuse, preemptions = executor.blocks.prefix_reuse, executor.num_preemptions
     executor.blocks.prefix_reuse = False
     try:
-        if _inputs(executor, 0.0):  # most first: graphs of fewer inputs take their memory from those of more
-            for power in reversed(range(ENCODED_AT_ONCE.bit_length())):
-                for index in range(min(2**power, executor.max_batch_size)):
-                    _add(executor, 1, 1, value=2**power + index)  # all differ
-                _drain(executor)
-        longest = min(executor.scheduler.token_budget, executor.max_seq_len - 1)
-        for length in sorted({min(size, longest) for size in TOKEN_BUCKETS}):
-            _add(executor, length, 1)
-            _drain(executor)
-        _wide_step(executor)
-        longest = min(executor.scheduler.token_budget, executor.max_seq_len - _NEW_TOKENS)
-        for length in sorted({min(2**power, longest) for power in range(max(longest, 0).bit_length() + 1)}):
-            if length > 0:
-                _add(executor, length, _NEW_TOKENS)
-                executor.step()
-        _drain(executor)
+        part(executor)
     finally:
         executor.blocks.prefix_reuse, executor.num_preemptions = reuse, preemptions
+
+
+def _encoded_together(executor: Executor) -> None:
+    if _inputs(executor, 0.0):  # most first: graphs of fewer inputs take their memory from those of more
+        for power in reversed(range(ENCODED_AT_ONCE.bit_length())):
+            for index in range(min(2**power, executor.max_batch_size)):
+                _add(executor, 1, 1, value=2**power + index)  # all differ
+            _drain(executor)
+
+
+def _alone(length: int, executor: Executor) -> None:
+    _add(executor, length, 1)
+    _drain(executor)
+
+
+def _beside_decodes(executor: Executor) -> None:
+    longest = min(executor.scheduler.token_budget, executor.max_seq_len - _NEW_TOKENS)
+    for length in sorted({min(2**power, longest) for power in range(max(longest, 0).bit_length() + 1)}):
+        if length > 0:
+            _add(executor, length, _NEW_TOKENS)
+            executor.step()
+    _drain(executor)
 
 
 def _wide_step(executor: Executor) -> None:

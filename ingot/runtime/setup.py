@@ -223,8 +223,10 @@ def largest_step(
 
 @torch.inference_mode()
 def run_step(model: Decoder, batch: ForwardBatch, caches: list[LayerCache]) -> None:
-    """Compute a step module by module and widen its logits, the most that a step does."""
-    Forward(model, caches, fused=False)(batch).float()
+    """Compute a step module by module and widen its logits, the most that a step does; of layers that are
+    alike the first and the last: the others would take the same memory again.
+    """
+    Forward(model, caches, fused=False).launch_some(batch).float()
 
 
 def measured_activations(

@@ -111,7 +111,7 @@ def test_graphs_are_eager(tmp_path: Path, kind: str) -> None:
     for _ in range(3):
         replayed = llm.generate(prompts, params)
         alone = [llm.generate(prompt, params)[0] for prompt in reversed(prompts)][::-1]
-    assert {tokens for tokens, _ in graphs._captured} >= {32, 64}
+    assert {tokens for tokens, _ in graphs.captured} >= {32, 64}
     ahead = llm.generate(prompts, params.replace(logprobs=None))
     assert [o.token_ids for o in ahead] == [o.token_ids for o in replayed]
     llm.executor.runner.prompts = None
@@ -167,7 +167,7 @@ def test_decodes_with_prompts_are_eager(
         prompts._logits.fill_(math.nan)
         replayed = run(step).clone()
         bucket = prompts.bucket_of(step.layout.num_tokens, len(step.requests))
-        buffer = prompts._captured[bucket].buffer
+        buffer = prompts._padded[bucket].buffer
         batch = buffer.padded_batch(bucket[0], prompts.max_seq_len)
         ids = take_tokens(batch.input_ids, buffer.feed_rows, prompts.feed.table)
         padded = runner.forward(replace(batch, input_ids=ids))[: len(eager)]
@@ -212,7 +212,7 @@ def test_tokens_flow_from_graph_to_graph(tmp_path: Path) -> None:
     one_by_one = llm.generate(prompts, params)
     assert [o.token_ids for o in ahead] == [o.token_ids for o in one_by_one]
     assert llm.executor.runner.prompts is not None
-    assert {requests for _, requests in llm.executor.runner.prompts._captured} >= {8, 64}
+    assert {requests for _, requests in llm.executor.runner.prompts.captured} >= {8, 64}
 
 
 def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +220,7 @@ def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     launched: list[list[object]] = []
     decodes, prompts = DecodeGraphs.__new__(DecodeGraphs), PromptGraphs.__new__(PromptGraphs)
     decodes.buckets, prompts.buckets = batch_buckets(4), request_buckets(64)
-    for graphs in (decodes, prompts):
-        monkeypatch.setattr(graphs, "_capture", lambda *bucket: captured.append(bucket))
+    monkeypatch.setattr(prompts, "capture", captured.append)
     monkeypatch.setattr(
         decodes, "warm_up", lambda size, kinds: captured.extend((size, kind) for kind in kinds)
     )
@@ -230,8 +229,9 @@ def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     layered = SimpleNamespace(
         warm_up=lambda: captured.append("layers"), launch_all=lambda: launched.append(["layers"])
     )
-    runner = SimpleNamespace(graphs=decodes, prompts=prompts, layered=layered, _tokens=70)
-    Runner.warm_up(runner, [1, 3], ["greedy", "filtered"])  # type: ignore[arg-type]
+    runner: Any = Runner.__new__(Runner)
+    vars(runner).update(graphs=decodes, prompts=prompts, layered=layered, most_tokens=70)
+    runner.warm_up([1, 3], ["greedy", "filtered"])
     decoding = [(size, kind) for size in (1, 3) for kind in ("greedy", "filtered")]
     prompted = [(tokens, most) for tokens in (16, 32, 64, 128) for most in (1, 8)]
     assert captured == [*decoding, *prompted, "layers"]

@@ -46,7 +46,7 @@ def test_every_value_arrives(llama: Path) -> None:
     assert [(cache.keys.dtype, cache.keys.shape[0], cache.block_size) for cache in runner.caches] == [
         (torch.int8, 26, 8)
     ] * 2
-    assert (runner.block_size, runner.max_seq_len, runner._tokens) == (8, 50, most_tokens(40, 3))
+    assert (runner.block_size, runner.max_seq_len, runner.most_tokens) == (8, 50, most_tokens(40, 3))
     admission = executor.admission
     assert (admission.max_seq_len, admission.max_batch_size, admission.blocks) == (50, 3, blocks)
     assert (admission.vocab_size, admission.inputs) == (runner.model.config.vocab_size, None)

@@ -390,3 +390,20 @@ def test_a_launch_without_warmup_is_no_hook(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_module_of_triton_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, triton_hooks._MODULE, None)
     assert triton_hooks._found_mode() is None
+
+
+def test_the_compiler_s_hash_is_begun_beside_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    done = threading.Event()
+
+    def triton_key() -> None:
+        begun.append(threading.current_thread().name)
+        done.set()
+
+    assert triton_hooks.cache.triton_key.cache_info, "a second call gets the first one's hash"
+    monkeypatch.setattr(triton_hooks.cache, "triton_key", triton_key)
+    triton_hooks.hash_compiler()
+    assert done.wait(10)
+    assert begun == ["compiler's hash"]
+    monkeypatch.delattr(triton_hooks.cache, "triton_key")
+    triton_hooks.hash_compiler()

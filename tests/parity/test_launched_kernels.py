@@ -100,7 +100,7 @@ def test_some_layers_launch_what_all_launch(
                 sampled_step(decodes.forward, batch, buffer.feed_rows, draws, decodes.feed)
 
     def prompt() -> None:
-        for size in prompts._sizes(16, 100):
+        for size in prompts.sizes(16, 100):
             _, batch = prompts._padding(*size)
             prompts.forward(batch)
 

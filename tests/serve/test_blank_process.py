@@ -59,6 +59,18 @@ def test_one_that_was_taken_is_left_alone() -> None:
         blank.take()
 
 
+def test_its_context_is_of_the_engine_s_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it begins before it imports the loop."""
+    boot = blank_process._BOOT
+    assert boot.index("begin_context(given['device'])") < boot.index("engine_process")
+    says = "socket.socket(fileno=given['socket']).send(given['device'].encode())"
+    code = f"import json, socket, sys; given = json.loads(sys.argv[1]); {says}"
+    monkeypatch.setattr(blank_process, "_BOOT", code)
+    blank = BlankProcess(device="cuda:1")
+    assert blank._ours.recv(9) == b"cuda:1"
+    blank.close()
+
+
 def test_it_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
     """Before that has anything to load, and with no chance to say so."""
     code = f"""
@@ -110,8 +122,9 @@ def test_the_command_starts_one_for_each_engine_and_ends_them(
     seen: list[Any] = []
     usual = command._started
 
-    def started(count: int, beside: contextlib.ExitStack) -> list[BlankProcess]:
-        seen.extend(usual(count, beside))
+    def started(devices: list[str | None], beside: contextlib.ExitStack) -> list[BlankProcess]:
+        assert devices == ["cpu", "cuda:1"]
+        seen.extend(usual(devices, beside))
         return seen
 
     def fails(models: list[Any]) -> None:
@@ -121,7 +134,7 @@ def test_the_command_starts_one_for_each_engine_and_ends_them(
 
     monkeypatch.setattr(command, "_started", started)
     monkeypatch.setattr(command, "_text_sides", fails)
-    get_command(app)(["serve", "a", "b"], standalone_mode=False)
+    get_command(app)(["serve", "a", "b", "--device", "cpu", "--device", "cuda:1"], standalone_mode=False)
     assert "it cannot be read" in capsys.readouterr().err
     assert [one._process.returncode for one in seen] == [-signal.SIGKILL] * 2
 

@@ -38,7 +38,7 @@ class Served:
 def served(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     found = Served(tmp_path, engine)
     monkeypatch.setattr("ingot.serve.server.serve", found.take)
-    monkeypatch.setattr("ingot.cli.serve._started", lambda count, beside: range(count))
+    monkeypatch.setattr("ingot.cli.serve._started", lambda devices, beside: range(len(devices)))
     for name in ("INGOT_API_KEY", "INGOT_MODEL_NAME"):
         monkeypatch.delenv(name, raising=False)
     return found

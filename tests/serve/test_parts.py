@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from ingot import LLM, SamplingParams
 from ingot.config.grammar_spec import Grammar
 from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError, RequestError
+from ingot.runtime.late_warm_up import LateWarmUp
 from ingot.serve.api_errors import ApiError
 from ingot.serve.engine_calls import engine_process
 from ingot.serve.engine_calls import process_link as link_module
@@ -258,7 +260,7 @@ class TestEngineLoop:
 
     def test_an_engine_whose_step_fails_reports_it_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         executor, runner = fake_executor()
-        monkeypatch.setattr(engine_process, "_open", lambda load: executor)
+        monkeypatch.setattr(engine_process, "_open", lambda load: (executor, LateWarmUp(runner, ())))
         monkeypatch.setattr(runner, "run", lambda step: 1 / 0)
         monkeypatch.setattr(engine_process.signal, "signal", lambda number, action: None)
         ours, theirs = socket.socketpair()
@@ -278,6 +280,86 @@ class TestEngineLoop:
         found += splitter.feed(ours.recv(1 << 20))
         assert found[0] == Ready(VOCAB, executor.max_batch_size, executor.max_seq_len)
         assert found[1] == Failed("the engine failed: ZeroDivisionError: division by zero")
+
+    def late(
+        self, parts: int, messages: dict[int, list[ToEngine]], until: int
+    ) -> tuple[list[tuple[str, bool]], Any]:
+        """Runs with parts of a warm-up, the server's messages sent after so many of them, and closes the
+        link after as many events as ``until``; (what, whether requests were in flight) in order.
+        """
+        executor, runner = fake_executor()
+        runner.graphs = runner.prompts = SimpleNamespace()  # type: ignore[attr-defined]
+        ours, theirs = socket.socketpair()
+        events: list[tuple[str, bool]] = []
+
+        def note(what: str) -> None:
+            events.append((what, executor.has_work))
+            for message in messages.pop(sum(one == "part" for one, _ in events), []):
+                ours.sendall(frame(message))
+            if len(events) == until:
+                ours.close()
+
+        step = executor.step
+
+        def stepped() -> Any:
+            note("step")
+            return step()
+
+        executor.step = stepped  # type: ignore[method-assign]
+        for message in messages.pop(0, []):
+            ours.sendall(frame(message))
+        late = LateWarmUp(runner, [lambda: note("part")] * parts)
+        with pytest.raises(LinkClosedError):
+            EngineLoop(executor, Link(theirs), late=late).run()
+        return events, late
+
+    def test_a_warm_up_goes_on_while_nothing_is_in_flight(self) -> None:
+        """A request waits for one part at most, and no part is done before its answer has ended."""
+        params = PARAMS.to_json()
+        events, late = self.late(4, {2: [Add("a", [1, 2], params)]}, until=7)
+        names = [name for name, _ in events]
+        assert names == ["part", "part", "step", "step", "step", "part", "part"]
+        assert all(flying == (name == "step") for name, flying in events)
+        assert late.left == 0
+
+    def test_what_has_come_already_is_first(self) -> None:
+        events, late = self.late(2, {0: [Add("a", [1, 2], PARAMS.to_json())]}, until=4)
+        assert [name for name, _ in events] == ["step", "step", "step", "part"]
+        assert late.left == 1, "a server that goes ends the process after the part"
+
+    def test_a_warm_up_waits_for_a_grammar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which is compiled in another thread, while this one sleeps."""
+        executor, runner = fake_executor()
+        runner.graphs = runner.prompts = SimpleNamespace()  # type: ignore[attr-defined]
+        ours, theirs = socket.socketpair()
+        done, waits, parts = threading.Event(), [], []
+
+        def prepare(*unused: Any, **also: Any) -> None:
+            assert done.wait(60)
+            raise RequestError("the grammar is refused")
+
+        monkeypatch.setattr(Grammars, "prepare", prepare)
+        link = Link(theirs)
+        exchange = link.exchange
+
+        def exchanged(*, wait: bool) -> list[ToEngine]:
+            waits.append(wait)
+            assert len(waits) < 50, "it spins"
+            return exchange(wait=wait)
+
+        monkeypatch.setattr(link, "exchange", exchanged)
+        slow = PARAMS.replace(grammar=Grammar.choice(["a"])).to_json()
+        ours.sendall(frame(Add("g", [1, 2], slow, grammar_bytes=5)))
+        threading.Timer(0.1, done.set).start()
+
+        def part() -> None:
+            parts.append(done.is_set())
+            ours.close()
+
+        with pytest.raises(LinkClosedError):
+            EngineLoop(executor, link, late=LateWarmUp(runner, [part])).run()
+        assert parts == [True]
+        assert True in waits
 
 
 def test_scores_do_not_depend_on_chunks(llm: LLM) -> None:

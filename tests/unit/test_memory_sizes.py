@@ -23,6 +23,7 @@ from ingot.memory.memory_fixes import fits_by_card
 from ingot.memory.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
 from ingot.models.architecture import Architecture
 from ingot.runtime.setup import largest_step, measured_activations, run_step
+from ingot.runtime.step.chosen_products import Forward
 from tests.unit.tracking import AllocationTracker
 
 CPU = torch.device("cpu")
@@ -121,6 +122,18 @@ class TestActivations:
         runtime = RuntimeConfig(token_budget=budget)
         predicted = activation_bytes(SHAPES[name], dtype, runtime, 8)
         assert predicted == pytest.approx(tracked(SHAPES[name], dtype, runtime), rel=0.05)
+
+    def test_layers_that_are_alike_are_measured_once(
+        self, name: str, budget: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The largest step takes to the byte what a step of all layers does."""
+        as_launchers_allocate(monkeypatch)
+        runtime = RuntimeConfig(token_budget=budget)
+        model = decoder(SHAPES[name], torch.float16)
+        batch, caches = largest_step(model, CPU, torch.float16, 8, runtime)
+        with AllocationTracker() as whole:
+            Forward(model, caches, fused=False)(batch).float()
+        assert tracked(SHAPES[name], torch.float16, runtime) == whole.peak
 
     def test_of_the_references(self, name: str, budget: int) -> None:
         runtime = RuntimeConfig(token_budget=budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,8 @@ EVERYTHING = (LOGPROBS[0]._replace(transcript=0),)
 _OF_TEXT = (GREEDY, UNFILTERED, FILTERED, PENALIZED, MASKED, GREEDY_LOGPROBS, LOGPROBS)
 KINDS = dict(zip(DRAW_KINDS, _OF_TEXT, strict=True))
 KINDS |= dict(zip(SPEECH_KINDS, (TRANSCRIPT, EVERYTHING), strict=True))
+
+PATIENCE = 64  # steps in a larger bucket that lose about as much time as a capture takes
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
@@ -64,7 +67,13 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Captured decode steps; a batch runs in the smallest bucket that holds it, the other rows padding."""
+    """Captured decode steps; a batch runs in the smallest bucket that holds it, the other rows padding.
+
+    Attributes:
+        standing_in: whether a batch whose bucket has no graph yet takes that of a larger one, and its bucket
+            is captured when this has cost as much as a capture.
+        full: whether graphs are captured only for batches that no captured one holds.
+    """
 
     def __init__(
         self, forward: Forward, feed: TokenFeed, device: torch.device, max_batch_size: int, max_seq_len: int
@@ -78,6 +87,8 @@ class DecodeGraphs:
         self._buffers: dict[int, StepBuffer] = {}
         self._captured: dict[tuple[int, tuple[RowSampling, ...] | None], _Captured] = {}
         self._recorder = Recorder(device)
+        self._missed: Counter[int] = Counter()
+        self.standing_in = self.full = False
 
     def fits(self, num_requests: int) -> bool:
         return num_requests <= self.buckets[-1]
@@ -115,7 +126,7 @@ class DecodeGraphs:
     def _replay(
         self, layout: StepLayout, draws: Sequence[RowSampling], kind: tuple[RowSampling, ...] | None
     ) -> torch.Tensor | None:
-        bucket = self.bucket_of(layout.num_requests)
+        bucket = self._choose(layout.num_requests, kind)
         captured = self._capture(bucket, kind)
         buffer = self._buffers[bucket]
         buffer.fill(layout, draws)
@@ -123,6 +134,18 @@ class DecodeGraphs:
         captured.graph.replay()
         self.forward.observed(captured.record)
         return captured.logits
+
+    def _choose(self, num_requests: int, kind: tuple[RowSampling, ...] | None) -> int:
+        """The bucket whose graph is to run a batch of this kind."""
+        wanted = self.bucket_of(num_requests)
+        if (wanted, kind) in self._captured or not (self.standing_in or self.full):
+            return wanted
+        self._missed[wanted] += 1
+        if self._missed[wanted] > PATIENCE and not self.full:
+            return wanted
+        return next(
+            (more for more in self.buckets if more > wanted and (more, kind) in self._captured), wanted
+        )
 
     def _buffer(self, bucket: int) -> StepBuffer:
         if bucket not in self._buffers:

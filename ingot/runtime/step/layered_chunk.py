@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -56,12 +57,19 @@ class LayeredChunk:
         for rows in self.pace.sizes:
             self.forward.launch_some(self._buffer(rows).padded_batch(rows, self.max_seq_len))
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
         """Build the kernels of every size, on padding alone."""
-        for rows in self.pace.sizes:
-            batch = self._buffer(rows).padded_batch(rows, self.max_seq_len)
-            self.forward.run_layers(self.forward.begin(batch), batch, 0, self.pace.num_layers)
+        for part in self.warm_up_parts():
+            part()
+
+    def warm_up_parts(self) -> list[Callable[[], None]]:
+        """``warm_up``, one size each."""
+        return [partial(self._run_padding, rows) for rows in self.pace.sizes]
+
+    @torch.inference_mode()
+    def _run_padding(self, rows: int) -> None:
+        batch = self._buffer(rows).padded_batch(rows, self.max_seq_len)
+        self.forward.run_layers(self.forward.begin(batch), batch, 0, self.pace.num_layers)
 
     def _run(self, layers: Layers) -> int:
         """Returns the rows of the chunk, padding included."""

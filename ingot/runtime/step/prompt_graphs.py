@@ -7,8 +7,10 @@ many of a bucket's requests decode is read on the device.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -27,13 +29,20 @@ from ingot.runtime.scheduling.scheduled_batch import EMPTY
 from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.step_buffer import StepBuffer
 
+PATIENCE = 8  # steps without a graph that lose about as much time as its capture takes
+
 
 @dataclass
-class _Captured:
-    graph: torch.cuda.CUDAGraph
+class _Padded:
+    """A bucket's step: ``buffer`` and ``batch``, which is in it, and the tokens that it runs with. Without a
+    ``graph`` its kernels are launched one by one.
+    """
+
     buffer: StepBuffer
+    batch: ForwardBatch
     newest: Newest
-    record: StepRecord | None
+    graph: torch.cuda.CUDAGraph | None = None
+    record: StepRecord | None = None
 
 
 def prompt_buffer(
@@ -60,6 +69,11 @@ class PromptGraphs:
     """Captured steps; a step runs in the smallest bucket that holds it, the other rows padding.
 
     Padding tokens belong to no request: they write to no slot and their rows are not read.
+
+    Attributes:
+        standing_in: whether a step whose bucket has no graph yet takes that of more requests, or is launched
+            kernel by kernel, and is captured when this has cost as much as a capture.
+        full: whether no graph is captured any more.
     """
 
     def __init__(
@@ -80,7 +94,9 @@ class PromptGraphs:
         self.buckets = request_buckets(max_batch_size)
         self._logits = torch.empty(0)
         self._recorder = Recorder(device)
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._padded: dict[tuple[int, int], _Padded] = {}
+        self._missed: Counter[tuple[int, int]] = Counter()
+        self.standing_in = self.full = False
 
     def fits(self, layout: StepLayout) -> bool:
         """Whether a bucket holds the step, and none of its requests wants more than its last logits."""
@@ -95,29 +111,66 @@ class PromptGraphs:
     def run(
         self, layout: StepLayout, draws: Sequence[RowSampling]
     ) -> tuple[torch.Tensor, StepBuffer, Newest]:
-        """Logits [last tokens of requests and probes, vocab_size], valid until the next graph's run, the
+        """Logits [last tokens of requests and probes, vocab_size], valid until the next step's run, the
         buffer with their draws, and the tokens that they follow.
         """
-        captured = self._capture(*self.bucket_of(layout.num_tokens, layout.num_requests))
-        captured.buffer.fill(layout, draws)
-        captured.buffer.upload()
-        captured.graph.replay()
-        self.forward.observed(captured.record)
-        count, newest = layout.num_logits, captured.newest
-        return self._logits[:count], captured.buffer, Newest(newest.ids, newest.places[:count])
+        step = self._choose(*self.bucket_of(layout.num_tokens, layout.num_requests))
+        step.buffer.fill(layout, draws)
+        step.buffer.upload()
+        if step.graph is None:
+            self._compute(step)
+            self.forward.observed(self.forward.record)
+        else:
+            step.graph.replay()
+            self.forward.observed(step.record)
+        count, newest = layout.num_logits, step.newest
+        return self._logits[:count], step.buffer, Newest(newest.ids, newest.places[:count])
+
+    def _choose(self, tokens: int, requests: int) -> _Padded:
+        """The step of the bucket, or what stands in for it."""
+        wanted = tokens, requests
+        if not (self.has_graph(wanted) or self.standing_in or self.full):
+            self.capture(wanted)
+        if self.has_graph(wanted):
+            return self._padded[wanted]
+        for more in self.buckets[self.buckets.index(requests) + 1 :]:
+            if self.has_graph((tokens, more)):
+                return self._padded[tokens, more]
+        self._missed[wanted] += 1
+        if self._missed[wanted] > PATIENCE and not self.full:
+            self.capture(wanted)
+        return self._step(wanted)
 
     def warm_up(self, num_requests: int, num_tokens: int) -> None:
         """Capture all buckets for steps of up to so many requests and tokens."""
-        for size in self._sizes(num_requests, num_tokens):
-            self._capture(*size)
+        for size in self.sizes(num_requests, num_tokens):
+            self.capture(size)
+
+    @property
+    def captured(self) -> list[tuple[int, int]]:
+        """The buckets that have a graph."""
+        return [bucket for bucket in self._padded if self.has_graph(bucket)]
+
+    def has_graph(self, bucket: tuple[int, int]) -> bool:
+        return bucket in self._padded and self._padded[bucket].graph is not None
+
+    @torch.inference_mode()
+    def capture(self, bucket: tuple[int, int]) -> None:
+        """Capture a bucket, if it has no graph yet."""
+        if self.has_graph(bucket):
+            return
+        step = self._step(bucket)
+        self._launch_once(step.buffer, step.batch)
+        step.graph, _ = self._recorder.record(partial(self._compute, step))
+        step.record = self.forward.record
 
     @torch.inference_mode()
     def launch_all(self, num_requests: int, num_tokens: int) -> None:
         """Launch every kernel of ``warm_up``, without a graph."""
-        for size in self._sizes(num_requests, num_tokens):
+        for size in self.sizes(num_requests, num_tokens):
             self._launch_once(*self._padding(*size))
 
-    def _sizes(self, num_requests: int, num_tokens: int) -> list[tuple[int, int]]:
+    def sizes(self, num_requests: int, num_tokens: int) -> list[tuple[int, int]]:
         """The buckets of steps of up to so many requests and tokens."""
         tokens, requests = self.bucket_of(
             min(num_tokens, TOKEN_BUCKETS[-1]), min(num_requests, self.buckets[-1])
@@ -138,23 +191,20 @@ class PromptGraphs:
             batch = replace(batch, spliced=self._encoding.captured(tokens))
         return buffer, batch
 
-    @torch.inference_mode()
-    def _capture(self, tokens: int, requests: int) -> _Captured:
-        if (tokens, requests) in self._captured:
-            return self._captured[tokens, requests]
-        buffer, batch = self._padding(tokens, requests)
-        model = self.forward.model
-        if not len(self._logits):  # of all graphs: each would keep its own
-            shape = (self.forward.most_logits(self.buckets[-1]), model.config.vocab_size)
-            self._logits = torch.empty(shape, dtype=model.dtype, device=self.device)
-        ids = torch.empty_like(batch.input_ids)
+    def _step(self, bucket: tuple[int, int]) -> _Padded:
+        """The bucket's step, made when it is first needed."""
+        if bucket not in self._padded:
+            buffer, batch = self._padding(*bucket)
+            model = self.forward.model
+            if not len(self._logits):  # of all buckets: each would keep its own
+                shape = (self.forward.most_logits(self.buckets[-1]), model.config.vocab_size)
+                self._logits = torch.empty(shape, dtype=model.dtype, device=self.device)
+            newest = Newest(torch.empty_like(batch.input_ids), batch.logits_indices)
+            self._padded[bucket] = _Padded(buffer, batch, newest)
+        return self._padded[bucket]
 
-        def run() -> None:
-            ids.copy_(take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table))
-            self._logits[: len(batch.logits_indices)] = self.forward(replace(batch, input_ids=ids))
-
-        self._launch_once(buffer, batch)
-        graph, _ = self._recorder.record(run)
-        newest = Newest(ids, batch.logits_indices)
-        self._captured[tokens, requests] = _Captured(graph, buffer, newest, self.forward.record)
-        return self._captured[tokens, requests]
+    def _compute(self, step: _Padded) -> None:
+        """Compute the logits of what is in the step's buffer."""
+        ids, rows = step.newest.ids, len(step.batch.logits_indices)
+        ids.copy_(take_tokens(step.batch.input_ids, step.buffer.feed_rows, self.feed.table))
+        self._logits[:rows] = self.forward(replace(step.batch, input_ids=ids))

@@ -73,7 +73,7 @@ class Runner:
         counts = TokenCounts(max_batch_size, model.config.vocab_size, max_seq_len, device)
         rows = batch_buckets(max_batch_size)[-1]  # a graph writes its padding too
         self.feed = TokenFeed(self.forward.most_logits(rows), counts)
-        self._tokens = most_tokens(token_budget, max_batch_size)
+        self.most_tokens = most_tokens(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
         self.layered = None if pace is None else LayeredChunk(self.forward, pace, device, max_seq_len)
@@ -167,14 +167,14 @@ class Runner:
             if self.graphs is not None:
                 self.graphs.launch_all(sizes, kinds)
             if self.prompts is not None and sizes:
-                self.prompts.launch_all(max(sizes), self._tokens)
+                self.prompts.launch_all(max(sizes), self.most_tokens)
             if self.layered is not None:
                 self.layered.launch_all()
         for size in sizes:
             assert self.graphs is not None
             self.graphs.warm_up(size, kinds)
         if self.prompts is not None and sizes:
-            self.prompts.warm_up(max(sizes), self._tokens)
+            self.prompts.warm_up(max(sizes), self.most_tokens)
         if self.layered is not None:
             self.layered.warm_up()
 
@@ -231,8 +231,8 @@ class Runner:
         """One buffer for all steps without a graph, made with the first."""
         if self._buffer is None:
             width = -(-self.max_seq_len // self.block_size)
-            rows = max(self._tokens, self.forward.most_logits(self._requests))
-            sizes = (self._tokens, self._requests, width, rows)
+            rows = max(self.most_tokens, self.forward.most_logits(self._requests))
+            sizes = (self.most_tokens, self._requests, width, rows)
             heads, encoded = self.caches[0].num_kv_heads, self.forward.encoded_positions
             self._buffer = StepBuffer(*sizes, self.device, heads, encoded, self.block_size)
         return self._buffer

@@ -12,6 +12,7 @@ from pathlib import Path
 
 _BOOT = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
+    "from ingot.serve.engine_calls.early_context import begin_context; begin_context(given['device']); "
     "from ingot.serve.engine_calls.engine_process import main; sys.exit(main(given['socket']))"
 )
 _ROOT = str(Path(__file__).parents[3])
@@ -30,17 +31,18 @@ class BlankProcess:
 
     Args:
         windows: the descriptor of memory for features, which it inherits; None: it has none.
+        device: what ``LoadEngine`` will say.
 
     Raises:
         OSError: no process could be started.
     """
 
-    def __init__(self, windows: int | None = None) -> None:
+    def __init__(self, windows: int | None = None, device: str | None = None) -> None:
         self.windows = windows
         self._ours, theirs = socket.socketpair()
         with theirs:
             path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
-            settings = json.dumps({"socket": theirs.fileno(), "path": path})
+            settings = json.dumps({"socket": theirs.fileno(), "path": path, "device": device})
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT, settings],

@@ -24,8 +24,8 @@ from ingot.errors import IngotError, RequestError, printable
 from ingot.llm.batch_calls import keeping, pooled
 from ingot.llm.open_engine import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
+from ingot.runtime.late_warm_up import LateWarmUp, begin_warm_up
 from ingot.runtime.likelihood import keep_likelihood
-from ingot.runtime.rehearsal import warm_up
 from ingot.runtime.scheduling.inputs import RequestInput
 from ingot.runtime.scheduling.request import FinishReason
 from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
@@ -79,11 +79,11 @@ def main(descriptor: int) -> int:
     link = Link(socket.socket(fileno=descriptor))
     try:
         (load,) = link.exchange(wait=True)
-        executor = _open(load)
+        executor, late = _open(load)
         assert isinstance(load, LoadEngine)
         leave_out_what_is_loaded()
         link.send(Ready(executor.admission.vocab_size, executor.max_batch_size, executor.max_seq_len))
-        EngineLoop(executor, link, WindowReader.of(load.features)).run()
+        EngineLoop(executor, link, WindowReader.of(load.features), late).run()
     except LinkClosedError:
         return 0
     except BaseException as error:
@@ -95,10 +95,19 @@ def main(descriptor: int) -> int:
 
 
 class EngineLoop:
-    """Runs an executor for one server; ``windows``: where features come from, None: nowhere."""
+    """Runs an executor for one server; ``windows``: where features come from, None: nowhere; ``late``: what
+    is left of its warm-up.
+    """
 
-    def __init__(self, executor: Executor, link: Link, windows: WindowReader | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        link: Link,
+        windows: WindowReader | None = None,
+        late: LateWarmUp | None = None,
+    ) -> None:
         self._windows = windows
+        self._late = late or LateWarmUp(executor.runner, ())
         self._executor = executor
         self._link = link
         self._reading: dict[str, ScorePrompt | Embed | Attend] = {}
@@ -108,11 +117,11 @@ class EngineLoop:
         self._compiling = Compiling(grammars, executor.stop_ids, wake=link.wake)
 
     def run(self) -> None:
-        """Step while there is work, else wait for messages; ends by LinkClosedError, or the error of a
-        step.
+        """Step while there is work, else do a part of the warm-up, else wait for messages; ends by
+        LinkClosedError, or the error of a step.
         """
         while True:
-            messages = self._link.exchange(wait=not (self._executor.has_work or self._scores))
+            messages = self._link.exchange(wait=not (self._busy or self._has_time))
             news = [refused for message in messages for refused in self._obey(message)]
             news += [refused for one in self._compiling.finished() for refused in self._add_compiled(one)]
             updates = self._executor.step() if self._executor.has_work else []
@@ -127,6 +136,17 @@ class EngineLoop:
                 news += [one for one in read if isinstance(one, News)]
                 embedded = [one for one in read if isinstance(one, Embedded)]
                 self._link.send(StepNews(news, scored, self._gauges(), embedded))
+            elif self._has_time:
+                self._late.do_part()
+
+    @property
+    def _busy(self) -> bool:
+        return self._executor.has_work or bool(self._scores)
+
+    @property
+    def _has_time(self) -> bool:
+        """Whether a part of the warm-up is left and nothing waits for this thread."""
+        return self._late.left > 0 and not (self._busy or len(self._compiling))
 
     def _obey(self, message: ToEngine) -> list[News]:
         """Carry out a message; news of the error of a request that cannot be served."""
@@ -226,8 +246,8 @@ class _PrintableLog(logging.Formatter):
         return printable(super().format(record))
 
 
-def _open(load: ToEngine) -> Executor:
-    """The executor of what is to be loaded, warmed up."""
+def _open(load: ToEngine) -> tuple[Executor, LateWarmUp]:
+    """The executor of what is to be loaded, and what is left of its warm-up."""
     if not isinstance(load, LoadEngine):
         raise RequestError("an engine is loaded first", seen=type(load).__name__)
     if load.threads is not None:
@@ -239,10 +259,10 @@ def _open(load: ToEngine) -> Executor:
     runtime = served_runtime(load.runtime, device.type)
     engine = open_engine(load.path, device, given=given, limits={**lengths, "runtime": runtime})
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
-    warm_up(executor)
+    late = begin_warm_up(executor, engine.plan)
     if executor.admission.grammars is not None:
         executor.admission.grammars.read_vocabulary()
-    return executor
+    return executor, late
 
 
 def served_runtime(values: dict[str, Any], device: str) -> RuntimeConfig:

@@ -65,7 +65,7 @@ class EngineRun(asyncio.Protocol):
         """
         run = cls(name, receive, lost)
         if blank is None:
-            blank = BlankProcess(None if windows is None else windows.descriptor)
+            blank = BlankProcess(None if windows is None else windows.descriptor, load.device)
         run._process, ours = blank.take()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: run, sock=ours)
