@@ -152,7 +152,11 @@ def finish(llm: Any, late: Any) -> Record:
         began = time.perf_counter()
         llm._calls.loop.between_steps(late.do_part)
         seconds.append(time.perf_counter() - began)
-    return {"parts": len(seconds), "all_s": round(sum(seconds), 2), "longest_s": round(max(seconds), 3)}
+    return {
+        "parts": len(seconds),
+        "all_s": round(sum(seconds), 2),
+        "longest_s": round(max(seconds, default=0), 3),
+    }
 
 
 def kernels_built(triton: Any) -> list[Record]:
