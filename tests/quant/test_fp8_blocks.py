@@ -13,11 +13,13 @@ from transformers import PreTrainedModel
 
 from ingot import LLM, build
 from ingot.building.ledger_source import read_setting
+from ingot.checkpoint.packed_config import packed_format
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.engine_facts import describe
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.kernels.product.int8 import fp8_library
+from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.proof.verify_engine import verify
 from ingot.quant.plain_rows import rounded_e4m3
 from ingot.quant.schemes.fp8_both import Fp8Both
@@ -217,6 +219,37 @@ def test_other_blocks_and_inputs_are_dequantized(changes: Any, tmp_path: Path) -
     folder = build(source, tmp_path / "engine", device="cpu")
     assert Manifest.read(folder).quant.dense
     assert verify(folder, "cpu", note=False, source=source).verdict == "proven"
+
+
+def test_what_products_cannot_read_is_not_kept() -> None:
+    fine = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [B, B]}
+    found = packed_format({"quantization_config": fine})
+    assert found is not None
+    assert found.kept
+    for change in ({"activation_scheme": "static"}, {"weight_block_size": [64, B]}):
+        other = packed_format({"quantization_config": fine | change})
+        assert other is not None
+        assert not other.kept
+    for blocks, inputs, kept in (
+        ([B, B], GROUPED, True),
+        ([64, B], GROUPED, False),
+        ([B, 64], GROUPED, False),
+        ([B, B], GROUPED | {"group_size": 64}, False),
+        ([B, B], GROUPED | {"dynamic": False}, False),
+    ):
+        weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": blocks}
+        group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+        config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+        one = packed_format({"quantization_config": config | {"config_groups": {"group_0": group}}})
+        assert one is not None
+        assert one.kept == kept, (blocks, inputs)
+
+
+def test_a_piece_of_a_weight_has_the_scales_of_its_blocks() -> None:
+    weight = Int8Weight(torch.zeros(300, 256, dtype=torch.int8), torch.rand(3, 2))
+    for rows in (slice(0, 128), slice(128, 300), slice(128, 200)):
+        assert torch.equal(weight.piece(rows).beside(), weight.beside()[rows])
+    assert SCHEME.placing_rows(torch.device("cpu")) == 0  # no kernel finds groups' scales in its epilogue
 
 
 def test_tensors_that_contradict_the_config(tmp_path: Path) -> None:

@@ -229,6 +229,45 @@ def test_shapes_that_panels_cannot_hold_are_left_to_others(scheme: LinearScheme,
     assert in_panels.packing_of(scheme, torch.bfloat16, columns) is None
 
 
+def test_sums_that_int32_does_not_hold_are_left_to_others() -> None:
+    cpu = host_cpu()
+    assert cpu is not None
+    if not cpu.vnni:
+        pytest.skip("this processor has no products of int8 that we use")
+    assert in_panels.packing_of(Int8Both(), torch.int8, 1 << 16) is not None
+    assert in_panels.packing_of(Int8Both(), torch.int8, (1 << 16) + 64) is None
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-36, 1e-33, 1e-30, 1e36])
+def test_rows_of_small_and_large_values(size: float) -> None:
+    """Rows in int8 parts have scales that are normal numbers."""
+    scheme = FLOATS["w4a16"]
+    stored = scheme.pack(random_weight(torch.float32), None)
+    meant = scheme.dequantize(stored, K, torch.float64)
+    found = in_panels.in_panels(scheme, stored, K)
+    assert found is not None
+    x = torch.randn(3, K, generator=torch.Generator().manual_seed(2)) * size
+    rounded = 2e-6 * x.double().abs().amax() + 2.0**-121
+    y = found[0].apply(x, found[1])
+    assert ((y.double() - x.double() @ meant.T).abs() <= rounded * meant.abs().sum(1)).all()
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *INTEGERS])
+def test_the_bytes_are_those_that_are_counted(name: str) -> None:
+    """Of rows that fill no block of 16, in several groups."""
+    scheme = (FLOATS | INTEGERS)[name]
+    stored = stored_by(scheme, torch.bfloat16 if scheme.dense else torch.float32)
+    found = in_panels.in_panels(scheme, stored, K)
+    if found is None:
+        pytest.skip("this processor has no products of int8 that we use")
+    packing = in_panels.packing_of(scheme, torch.bfloat16, K)
+    assert packing is not None
+    small = sum(one.nbytes for leaf, one in stored.items() if leaf not in ("weight", "words", "pairs"))
+    kept = sum(one.nbytes for one in found[1].values())
+    counted = in_panels.in_panels_bytes(scheme, packing, N, K) + small
+    assert found[0].packed_bytes + kept == counted
+
+
 def test_without_llvmlite_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_panels, "host_cpu", lambda: None)
     assert in_panels.packing_of(Dense(), torch.bfloat16, 64) is None

@@ -35,6 +35,7 @@ from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.transcript_writers import WRITERS
+from ingot.speech.voice_activity import VoiceDetector
 from ingot.speech.window_decoding import _best
 from tests.encoders.speech import write_multilingual
 from tests.speech.test_huggingface import noise, opened
@@ -77,6 +78,21 @@ def test_chunks_are_recordings_of_their_own(transcriber: Transcriber, words: boo
     assert words == any(s.words for s in found.segments)
     streamed = transcriber.stream(samples, chunked=True, vad=lambda _: spans, **options)
     assert reported(streamed) == reported(found.segments)
+
+
+def test_the_silence_before_speech_is_no_segments(
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spans(VoiceDetector):
+        def __call__(self, samples: torch.Tensor) -> list[tuple[float, float]]:
+            return [(0.0, 5.0), (20.0, 49.0)]
+
+    def one(_: Transcriber, samples: torch.Tensor, *rest: Any) -> Transcript:
+        return Transcript([Segment(0, 0.0, 3.0, " Yes.", [1], 0.0, -0.1, 1.0, 0.0)])
+
+    monkeypatch.setattr(Transcriber, "_one_by_one", one)
+    found = transcriber(noise(50.0), chunked=True, vad=Spans(pad=0.3), language="en")
+    assert [(s.start, s.end) for s in found.segments] == [(0.0, 3.0), (20.3, 23.0)]
 
 
 @pytest.mark.parametrize("given", [None, "de"])

@@ -260,6 +260,11 @@ class TestCards:
             if row.max_batch_size:
                 assert ledger(whole.replace(max_batch_size=row.max_batch_size), card).fits
             assert not ledger(whole.replace(max_batch_size=row.max_batch_size + 1), card).fits
+            one = whole.replace(max_batch_size=1)
+            if row.max_seq_len:
+                assert ledger(one.replace(max_seq_len=row.max_seq_len), card).fits
+            if row.max_seq_len < one.model.max_positions:
+                assert not ledger(one.replace(max_seq_len=row.max_seq_len + 1), card).fits
 
 
 class TestRuntime:
