@@ -165,7 +165,7 @@ def test_a_model_that_fits_only_as_it_is_stored_stays_so(
     quant = QuantConfig("w4a16", group=32)
     folder = build(tiny, tmp_path / "engine", quant=quant, dtype="bf16", proof=False)
     packed = LLM(folder, "cpu")
-    setting = packed.executor._setting
+    setting = packed.executor.setting
     assert setting is not None
     most, least = ledger(setting).least, ledger(setting.unpacked).least
     assert most > least
@@ -193,7 +193,7 @@ def test_what_is_packed_is_counted(tmp_path: Path) -> None:
     """PyTorch's packed matrices are no parameters."""
     folder = build(write_tiny(tmp_path / "tiny"), tmp_path / "engine", dtype="bf16", proof=False)
     llm = LLM(folder, "cpu")
-    setting, model = llm.executor._setting, llm.engine.model
+    setting, model = llm.executor.setting, llm.engine.model
     assert setting is not None
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     packed = held_bytes(model) - parameters

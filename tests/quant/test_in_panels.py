@@ -306,7 +306,7 @@ def test_a_loaded_model_answers_as_one_that_is_not_packed(scheme: str, tmp_path:
     quant = QuantConfig(scheme, head="none" if scheme == "none" else "w8a16")
     folder = build(source, tmp_path / "engine", quant=quant, dtype="bf16", proof=False)
     llm = LLM(folder, "cpu")
-    model, setting = llm.engine.model, llm.executor._setting
+    model, setting = llm.engine.model, llm.executor.setting
     assert setting is not None
     forms = [type(linear.scheme) for linear in linears(model).values()]
     assert InPanels in forms
