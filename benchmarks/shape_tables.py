@@ -59,7 +59,7 @@ def beside_vllm() -> str:
             [row, *(_spread(one["results"][work][figure]) for one in found.values())]
             for row, (work, figure) in WORKS.items()
         ]
-        rows.append([MIXED, *(_rate(one["results"]["mixed_tok_s"]) for one in found.values())])
+        rows.append([MIXED, *(_rate(one["results"].get("mixed_tok_s")) for one in found.values())])
         head = [f"{name}: ms, median (p90; least to most)", *(SIDES[side] for side in found)]
         parts.append(markdown(head, rows))
     return "\n\n".join([*parts, _machines()])
@@ -70,7 +70,10 @@ def _spread(times: Row) -> str:
     return f"**{p50}** ({p90}; {least} to {most})"
 
 
-def _rate(rates: Row) -> str:
+def _rate(rates: Row | None) -> str:
+    """Of a run that was cut off before its last work: nothing."""
+    if rates is None:
+        return ""
     return f"**{rates['p50']:,.0f}** ({rates['least']:,.0f} to {rates['most']:,.0f})"
 
 

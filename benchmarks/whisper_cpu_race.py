@@ -103,7 +103,9 @@ def timed(run: Run, windows: Sequence[int]) -> dict[str, dict[str, float]]:
                 run(samples, tokens)
                 times[name].append(1e3 * (time.perf_counter() - start))
         found[str(count)] = {name: min(values[1:]) for name, values in times.items()}
-        found[str(count)]["step_ms"] = (found[str(count)]["all_ms"] - found[str(count)]["first_ms"]) / (TOKENS - 1)
+        found[str(count)]["step_ms"] = (found[str(count)]["all_ms"] - found[str(count)]["first_ms"]) / (
+            TOKENS - 1
+        )
     return found
 
 

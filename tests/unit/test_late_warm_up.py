@@ -358,12 +358,13 @@ def test_graphs_of_a_late_warm_up_give_what_their_kernels_give(quant: str, tmp_p
         each = min(tokens // count, 16)
         blocks = [range(at * 16, at * 16 + -(-each // size)) for at in range(count)]
         step.buffer.fill(StepLayout.of([0] * count, [each] * count, blocks, size))
-        step.buffer.upload()
-        step.batch.input_ids.copy_(torch.randint(vocab, (tokens,), device="cuda"))
+        with torch.inference_mode():
+            step.buffer.upload()
+            step.batch.input_ids.copy_(torch.randint(vocab, (tokens,), device="cuda"))
         found = []
         for way in (step.graph.replay, partial(graphs._compute, step)):  # type: ignore[union-attr]
-            graphs._logits.fill_(math.nan)
             with torch.inference_mode():
+                graphs._logits.fill_(math.nan)
                 way()
             found.append(graphs._logits[:count].clone())
         assert found[0].isfinite().all(), (tokens, requests)
