@@ -74,7 +74,7 @@ class StartNote:
         self._file = Path(knobs.cache.dir) / "ingot-starts" / name
 
     def exists(self) -> bool:
-        return self._file.exists()
+        return os.path.exists(self._file)  # a folder that may not be read: no
 
     def write(self) -> None:
         """Where the folder takes no file, later starts look for missing kernels again."""
@@ -90,8 +90,9 @@ def code_seen() -> str:
     for folder, _, names in os.walk(root):
         for name in names:
             if name.endswith(".py"):
-                file = Path(folder, name).stat()
-                found.append((str(Path(folder, name).relative_to(root)), file.st_size, file.st_mtime_ns))
+                with contextlib.suppress(OSError):  # a link to nothing, as editors leave them
+                    file = Path(folder, name).stat()
+                    found.append((str(Path(folder, name).relative_to(root)), file.st_size, file.st_mtime_ns))
     return json.dumps(sorted(found))
 
 

@@ -112,7 +112,8 @@ def ran_out(error: BaseException) -> bool:
     """Whether an allocator, of a GPU or of the host, found no memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    words = ("can't allocate memory", "out of memory")  # the latter of CUDA's own calls, such as a graph's
+    return isinstance(error, RuntimeError) and any(one in str(error) for one in words)
 
 
 def first_sentence(error: BaseException) -> str | None:

@@ -20,6 +20,7 @@ from ingot.config.modality import TEXT
 from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
 from ingot.kernels.kept_kernels import StartNote
+from ingot.memory.memory_error import ran_out
 from ingot.runtime.executor import Executor
 from ingot.runtime.rehearsal import prompt_rehearsals, warm_up
 from ingot.runtime.step.graphs import DecodeGraphs
@@ -54,7 +55,9 @@ class LateWarmUp:
         try:
             with on_device(self._runner.device):
                 part()
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not ran_out(error):
+                raise
             _log.warning("no memory for %d more CUDA graphs: some steps will be slower", len(self._parts) + 1)
             self._parts.clear()
             _set(self._runner, full=True)

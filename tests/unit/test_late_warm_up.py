@@ -24,9 +24,11 @@ from ingot.layers.step_layout import StepLayout
 from ingot.runtime import late_warm_up
 from ingot.runtime.executor import Executor
 from ingot.runtime.late_warm_up import LateWarmUp, begin_warm_up, decode_parts, prompt_parts
+from ingot.runtime.scheduling.pace import Pace
 from ingot.runtime.step import graphs as decode_graphs
 from ingot.runtime.step import prompt_graphs
 from ingot.runtime.step.graphs import KINDS, DecodeGraphs
+from ingot.runtime.step.layered_chunk import LayeredChunk
 from ingot.runtime.step.prompt_graphs import PromptGraphs
 from tests.tiny_models import random_ids, save_model, tiny_config
 from tests.unit.fake_executor import check_empty, fake_executor
@@ -173,9 +175,12 @@ class TestLateWarmUp:
         late.do_part()
         assert done == [1, 2]
 
-    def test_without_memory_the_others_are_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory")])
+    def test_without_memory_the_others_are_left_out(
+        self, error: Exception, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def fail() -> None:
-            raise torch.OutOfMemoryError
+            raise error
 
         runner, done = fake_runner(), []
         late = LateWarmUp(runner, [fail, lambda: done.append(1)])
@@ -335,6 +340,51 @@ def test_a_step_without_its_graph_gives_what_a_step_gives(
         assert [p.logprob for p in one.logprobs] == pytest.approx(
             [p.logprob for p in other.logprobs], abs=1e-4
         )
+
+
+def keys_of(llm: LLM) -> list[torch.Tensor]:
+    return [cache.keys.clone() for cache in llm.executor.runner.caches]
+
+
+def test_a_capture_writes_nothing_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer of a bucket that ran without its graph still has that step; its cached keys stay."""
+    config = {
+        "max_position_embeddings": 512,
+        "num_hidden_layers": 4,
+    }  # a launch of some layers leaves out two
+    save_model(tiny_config("llama", **config), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", max_batch_size=16, runtime=RuntimeConfig(token_budget=64))
+    runner = llm.executor.runner
+    recorder = SimpleNamespace(record=lambda run: (SimpleNamespace(), None))
+    monkeypatch.setattr("ingot.runtime.step.prompt_graphs.Recorder", lambda device: recorder)
+    graphs = PromptGraphs(runner.forward, runner.feed, runner.device, 16, 512)
+    graphs.full, runner.prompts = True, graphs
+    llm.generate([random_ids(n, seed=n) for n in (9, 70, 33)], SamplingParams(max_new_tokens=1))
+    kept, ran = keys_of(llm), list(graphs._padded)
+    assert ran
+    assert graphs.captured == []
+    with torch.inference_mode():
+        for bucket in ran:
+            graphs.capture(bucket)
+    assert graphs.captured == ran
+    for now, before in zip(keys_of(llm), kept, strict=True):
+        assert torch.equal(now, before)
+
+
+def test_a_layered_chunk_s_warm_up_writes_nothing_of_a_chunk_before(tmp_path: Path) -> None:
+    save_model(tiny_config("llama", max_position_embeddings=512), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", max_batch_size=2)
+    runner = llm.executor.runner
+    chunk = LayeredChunk(runner.forward, Pace(0.1, 2), runner.device, runner.max_seq_len)
+    buffer = chunk._buffer(chunk.pace.sizes[0])
+    size = runner.block_size
+    buffer.fill(StepLayout.of([0], [min(chunk.pace.sizes[0], 3 * size)], [range(3)], size))
+    buffer.upload()
+    kept = keys_of(llm)
+    for part in chunk.warm_up_parts():
+        part()
+    for now, before in zip(keys_of(llm), kept, strict=True):
+        assert torch.equal(now, before)
 
 
 @pytest.mark.gpu

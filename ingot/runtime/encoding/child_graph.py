@@ -14,6 +14,7 @@ import torch
 from ingot.errors import DeviceError
 
 _CAPTURES = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _REPLACE = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 
 
@@ -47,4 +48,6 @@ def load_driver() -> ctypes.CDLL:
 
 def _check(call: str, code: int) -> None:
     if code:
+        if code == _OUT_OF_MEMORY:
+            raise torch.OutOfMemoryError(f"{call}: out of memory")
         raise DeviceError("the driver refuses a graph within a graph", seen=f"{call}: error {code}")

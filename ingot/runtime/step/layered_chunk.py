@@ -12,7 +12,13 @@ from ingot.layers.decoder_forward import Between
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.encoding.moment import Moment, TimedWork
 from ingot.runtime.scheduling.pace import Pace
-from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.scheduling.scheduled_batch import (
+    EMPTY,
+    Layers,
+    ScheduledBatch,
+    ScheduledRequest,
+    layout_of,
+)
 from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.prompt_graphs import prompt_buffer
 from ingot.runtime.step.step_buffer import StepBuffer
@@ -55,7 +61,7 @@ class LayeredChunk:
     def launch_all(self) -> None:
         """Launch every kernel of ``warm_up``."""
         for rows in self.pace.sizes:
-            self.forward.launch_some(self._buffer(rows).padded_batch(rows, self.max_seq_len))
+            self.forward.launch_some(self._padding(rows))
 
     def warm_up(self) -> None:
         """Build the kernels of every size, on padding alone."""
@@ -68,7 +74,7 @@ class LayeredChunk:
 
     @torch.inference_mode()
     def _run_padding(self, rows: int) -> None:
-        batch = self._buffer(rows).padded_batch(rows, self.max_seq_len)
+        batch = self._padding(rows)
         self.forward.run_layers(self.forward.begin(batch), batch, 0, self.pace.num_layers)
 
     def _run(self, layers: Layers) -> int:
@@ -91,6 +97,13 @@ class LayeredChunk:
         if layers.ends:
             self._at = None
         return len(self._batch.positions)
+
+    def _padding(self, rows: int) -> ForwardBatch:
+        """A step of padding alone, whatever chunk was in its buffer."""
+        buffer = self._buffer(rows)
+        buffer.fill(EMPTY)
+        buffer.upload()
+        return buffer.padded_batch(rows, self.max_seq_len)
 
     def _buffer(self, rows: int) -> StepBuffer:
         """One for each size, as other steps fill the runner's meanwhile."""
