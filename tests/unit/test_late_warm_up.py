@@ -19,9 +19,11 @@ from ingot import LLM, SamplingParams
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import DRAW_KINDS, batch_buckets, request_buckets
+from ingot.errors import DeviceError
 from ingot.kernels import kept_kernels
 from ingot.layers.step_layout import StepLayout
 from ingot.runtime import late_warm_up
+from ingot.runtime.encoding import child_graph
 from ingot.runtime.executor import Executor
 from ingot.runtime.late_warm_up import LateWarmUp, begin_warm_up, decode_parts, prompt_parts
 from ingot.runtime.scheduling.pace import Pace
@@ -30,6 +32,7 @@ from ingot.runtime.step import prompt_graphs
 from ingot.runtime.step.graphs import KINDS, DecodeGraphs
 from ingot.runtime.step.layered_chunk import LayeredChunk
 from ingot.runtime.step.prompt_graphs import PromptGraphs
+from ingot.runtime.step.step_buffer import StepBuffer
 from tests.tiny_models import random_ids, save_model, tiny_config
 from tests.unit.fake_executor import check_empty, fake_executor
 
@@ -190,6 +193,12 @@ class TestLateWarmUp:
         assert (late.left, done) == (0, [])
         for graphs in (runner.graphs, runner.prompts):
             assert (graphs.standing_in, graphs.full) == (False, True)
+
+    def test_the_driver_s_lack_of_memory_is_one(self) -> None:
+        with pytest.raises(torch.OutOfMemoryError):
+            child_graph._check("cuGraphAddChildGraphNode", 2)  # CUDA_ERROR_OUT_OF_MEMORY
+        with pytest.raises(DeviceError, match="error 3"):
+            child_graph._check("cuGraphAddChildGraphNode", 3)
 
     def test_other_errors_end_the_process(self) -> None:
         late = LateWarmUp(fake_runner(), [lambda: 1 / 0])  # type: ignore[list-item, return-value]
@@ -363,10 +372,13 @@ def test_a_capture_writes_nothing_of_the_step_before(tmp_path: Path, monkeypatch
     kept, ran = keys_of(llm), list(graphs._padded)
     assert ran
     assert graphs.captured == []
+    upload, sent = StepBuffer.upload, []  # a CPU's buffer needs none, a GPU's keeps its values without one
+    monkeypatch.setattr(StepBuffer, "upload", lambda buffer: (sent.append(buffer), upload(buffer)))
     with torch.inference_mode():
         for bucket in ran:
             graphs.capture(bucket)
     assert graphs.captured == ran
+    assert sent == [graphs._padded[bucket].buffer for bucket in ran]
     for now, before in zip(keys_of(llm), kept, strict=True):
         assert torch.equal(now, before)
 
