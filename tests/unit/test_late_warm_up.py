@@ -415,10 +415,11 @@ def test_graphs_of_a_late_warm_up_give_what_their_kernels_give(quant: str, tmp_p
     assert graphs is not None
     assert set(graphs.captured) == set(graphs.sizes(16, llm.executor.runner.most_tokens))
     size = llm.executor.runner.block_size
+    most = -(-16 // size)  # blocks of a request
     for tokens, requests in graphs.captured:
         step, count = graphs._padded[tokens, requests], min(requests, tokens // 4, 16)
         each = min(tokens // count, 16)
-        blocks = [range(at * 16, at * 16 + -(-each // size)) for at in range(count)]
+        blocks = [range(at * most, at * most + -(-each // size)) for at in range(count)]
         step.buffer.fill(StepLayout.of([0] * count, [each] * count, blocks, size))
         with torch.inference_mode():
             step.buffer.upload()
