@@ -17,7 +17,8 @@ from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
 from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_linear
-from ingot.kernels.sampling.feed_tokens import keep_tokens, take_tokens
+from ingot.kernels.rows.step_upload import upload_step
+from ingot.kernels.sampling.feed_tokens import Sent, keep_tokens, take_tokens
 from ingot.kernels.sampling.masked_tokens import mask_tokens
 from ingot.kernels.sampling.row_logprobs import greedy_logprobs, logprobs
 from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTables, hold_transcripts
@@ -208,6 +209,14 @@ def feed() -> None:
     launched(take_tokens)(ids, ids, ids)
     launched(keep_tokens)(ids, empty(8, dtype=FULL), ids)
     launched(keep_tokens)(ids, empty(8, dtype=FULL), ids, empty(8, 151936, dtype=torch.int16), ids)
+    sent = Sent(empty(2, 64, dtype=LONG), empty(1, dtype=torch.int32))
+    launched(keep_tokens)(ids, empty(8, dtype=FULL), ids, sent=sent)
+
+
+def upload() -> None:
+    out, side = empty(3001, dtype=torch.int32), empty(1, dtype=torch.int32)
+    launched(upload_step)(out, out)
+    launched(upload_step)(out, out, side, 1)
 
 
 def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) -> None:
@@ -251,6 +260,7 @@ def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: i
 
 CASES: dict[str, Callable[[], Any]] = {
     "token feed": feed,
+    "step upload": upload,
     "penalties 32 of 151936 bf16": lambda: penalties(BRAIN, 32, 151936, torch.int16),
     "penalties 1 of 50257 fp32": lambda: penalties(FULL, 1, 50257, torch.int32),
     "masks 32 of 151936": lambda: masks(32, 151936),

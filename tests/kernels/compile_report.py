@@ -64,6 +64,7 @@ KERNELS = {
     "silu_mul_kernel",
     "softcap_kernel",
     "tile_tops_kernel",
+    "upload_step_kernel",
     "tile_weights_kernel",
     "transcript_kernel",
     "warpgroup_kernel",

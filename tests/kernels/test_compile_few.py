@@ -23,6 +23,7 @@ from tests.kernels.compile_report import (
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 CASES = (
     "token feed",
+    "step upload",
     "norms 4096 fp16 overlapping",
     "silu_mul 11008 fp16 overlapping",
     "int8 cache 32x128 fp16 of 64 fetching early",

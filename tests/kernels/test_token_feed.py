@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.sampling.feed_tokens import keep_tokens, take_tokens
+from ingot.kernels.sampling.feed_tokens import Sent, keep_tokens, take_tokens
 from ingot.kernels.sampling.token_penalties import GENERATED
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation
 
@@ -63,6 +63,31 @@ def test_kept_and_counted_where_a_row_has_a_slot(
     impl(keep_tokens)(*sent)
     assert torch.equal(found.cpu(), expected)
     assert table.tolist() == [-1 if i % 5 == 0 else token for i, token in enumerate(ids.tolist())]
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("count", [1, 6, 300])
+def test_kept_tokens_are_on_one_side_of_the_host(impl: Implementation, count: int, side: int) -> None:
+    ids, values = torch.arange(count) * 7 + 2**40, torch.zeros(count)
+    values[::5] = float("nan")
+    host = torch.full((2, count + 3), -77, pin_memory=impl.device == "cuda")
+    sent = Sent(host, torch.tensor([side], dtype=torch.int32, device=impl.device))
+    table = torch.zeros(count, dtype=torch.int64, device=impl.device)
+    impl(keep_tokens)(ids.to(impl.device), values.to(impl.device), table, sent=sent)
+    kept = table.tolist()  # waits for a GPU
+    assert host[side].tolist() == [*kept, -77, -77, -77]
+    assert kept == [-1 if i % 5 == 0 else 2**40 + 7 * i for i in range(count)]
+    assert host[1 - side].tolist() == [-77] * (count + 3)
+
+
+def test_the_host_s_tokens_need_room_and_two_sides() -> None:
+    ids, side = torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    for host in (torch.zeros(2, 2, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.int64)):
+        with pytest.raises(IngotError, match="host"):
+            keep_tokens(ids, ids.float(), ids, sent=Sent(host, side))
+    with pytest.raises(IngotError, match="side has the wrong dtype"):
+        keep_tokens(ids, ids.float(), ids, sent=Sent(torch.zeros(2, 3, dtype=torch.int64), side.long()))
 
 
 def test_refused() -> None:

@@ -1,21 +1,32 @@
 """Tokens that go from one step to the next without leaving the device.
 
 ids = take_tokens(input_ids, feed_rows, table)
-keep_tokens(token_ids, values, table, counts, slots)
+keep_tokens(token_ids, values, table, counts, slots, Sent(host, side))
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import expect, expect_float, expect_range, runs_on_gpu
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, expect_range, runs_on_gpu
 from ingot.kernels.sampling.token_penalties import GENERATED, expect_counts
 
 BLOCK = 256
 _GENERATED = tl.constexpr(GENERATED)
 NOT_A_NUMBER = -1  # kept for a row whose logits hold NaN
+
+
+class Sent(NamedTuple):
+    """Where kept tokens also go: row ``side`` ([1] int32 on the device) of ``host``, [2, rows] int64 in the
+    host's pinned memory.
+    """
+
+    host: torch.Tensor
+    side: torch.Tensor
 
 
 @triton.jit(do_not_specialize_on_alignment=("slots_ptr",))  # a row of a stack: it varies with B
@@ -27,6 +38,9 @@ def feed_tokens_kernel(
     out_ptr: tl.tensor,
     counts_ptr: tl.tensor,
     slots_ptr: tl.tensor,
+    host_ptr: tl.tensor,
+    side_ptr: tl.tensor,
+    host_stride: tl.tensor,
     count: tl.tensor,
     vocab: tl.tensor,
     BLOCK: tl.constexpr,
@@ -43,7 +57,10 @@ def feed_tokens_kernel(
         tl.store(out_ptr + lane, tl.where(rows >= 0, tl.maximum(fed, 0), ids), mask=inside)
     else:
         values = tl.load(values_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-        tl.store(table_ptr + lane, tl.where(values == values, ids, -1), mask=inside)  # NaN is not itself
+        kept = tl.where(values == values, ids, -1)  # NaN is not itself
+        tl.store(table_ptr + lane, kept, mask=inside)
+        if host_ptr is not None:
+            tl.store(host_ptr + tl.load(side_ptr) * host_stride + lane, kept, mask=inside)
         if counts_ptr is not None:
             slots = tl.load(slots_ptr + lane, mask=inside, other=-1)
             places = counts_ptr + slots * vocab + ids  # no two rows share a slot
@@ -59,11 +76,15 @@ def _launch(
     out: torch.Tensor | None,
     counts: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
+    sent: Sent | None = None,
 ) -> None:
+    host, side, stride = (None, None, 0) if sent is None else (*sent, sent.host.stride(0))
     count, vocab = ids.shape[0], 0 if counts is None else counts.shape[1]
     if count:
         feed_tokens_kernel[(triton.cdiv(count, BLOCK),)](
-            ids, rows, values, table, out, counts, slots, count, vocab, BLOCK=BLOCK, num_warps=2
+            *(ids, rows, values, table, out, counts, slots, host, side, stride, count, vocab),
+            BLOCK=BLOCK,
+            num_warps=2,
         )
 
 
@@ -89,6 +110,7 @@ def keep_tokens(
     table: torch.Tensor,
     counts: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
+    sent: Sent | None = None,
 ) -> None:
     """Keep the tokens that a step chose in ``table[:B]``, NOT_A_NUMBER for a row whose value is NaN.
 
@@ -98,6 +120,7 @@ def keep_tokens(
         table: [at least B] int64, written.
         counts: [slots, V] int16 or int32, as of ``penalize``: each token is counted in its row's slot.
         slots: [B] int64, with ``counts``; each slot once, -1 for rows without.
+        sent: where the host reads them, too, once the step has ended.
     """
     expect("token_ids", token_ids, (None,), like=token_ids, dtype=torch.int64)
     expect_float("values", values)
@@ -108,9 +131,22 @@ def keep_tokens(
         assert slots is not None, "counts come with slots"
         expect_counts(counts, None, like=token_ids)
         expect("slots", slots, (token_ids.shape[0],), like=token_ids, dtype=torch.int64)
+    if sent is not None:
+        _expect_sent(sent, token_ids)
     if runs_on_gpu(token_ids):
-        _launch(token_ids, None, values, table, None, counts, slots)
+        _launch(token_ids, None, values, table, None, counts, slots, sent)
         return
-    table[: token_ids.shape[0]] = torch.where(values.isnan(), NOT_A_NUMBER, token_ids)
+    kept = torch.where(values.isnan(), NOT_A_NUMBER, token_ids)
+    table[: len(kept)] = kept
+    if sent is not None:
+        sent.host[int(sent.side), : len(kept)] = kept
     if counts is not None and slots is not None:
         counts[slots[slots >= 0], token_ids[slots >= 0]] += GENERATED
+
+
+def _expect_sent(sent: Sent, token_ids: torch.Tensor) -> None:
+    expect("the host's tokens", sent.host, (2, None), like=sent.host, dtype=torch.int64)
+    expect_range("the host's rows", sent.host.shape[1], token_ids.shape[0])
+    expect("side", sent.side, (1,), like=token_ids, dtype=torch.int32)
+    if token_ids.is_cuda and not sent.host.is_pinned():
+        raise KernelArgumentError("a GPU cannot write there", seen="pageable memory", allowed="pinned memory")

@@ -15,6 +15,7 @@ FEW_PAIRS_OTHERS = 32  # of caches in 8 or 32 bits
 MANY_PAIRS = 256  # with more there are several programs per multiprocessor without a split
 PROGRAMS = 256  # of a launch with long requests
 LEAST_SPANS = 4  # of a long request in a large batch
+WHOLE_KEYS = 2048  # that are one span, where each pair has one program
 FEW_PROGRAMS, FEW_PROGRAMS_OTHERS = 512, 128  # of few pairs: of small programs, and of large ones
 TILE_BYTES = 1 << 14  # of keys
 
@@ -27,10 +28,9 @@ def stream_tiles(
     A tile has 16 KiB, and three of keys and values are in flight. Few pairs: short spans, more warps per
     tile, and a second launch merges; in 16 bits two tiles in flight, so that the next kernel fits beside.
     Otherwise the last program merges; in 16 bits as few spans as fill the GPU, since a span's end and a merge
-    read no keys. Many:
-    smaller tiles, so that more programs fit a multiprocessor. In fp32 (``q_itemsize``, by default the
-    cache's), without tensor cores, eight warps hold what two would spill, as for wide heads of a cache in 8
-    bits.
+    read no keys: up to 2048 keys are one span where each pair has one program. Many: smaller tiles, so that
+    more programs fit a multiprocessor. In fp32 (``q_itemsize``, by default the cache's), without tensor
+    cores, eight warps hold what two would spill, as for wide heads of a cache in 8 bits.
     """
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     block, half = (max(min(size // row_bytes, 64), 16) for size in (TILE_BYTES, TILE_BYTES // 2))
@@ -42,6 +42,7 @@ def stream_tiles(
         else:
             most = max(PROGRAMS // pairs, LEAST_SPANS)
             tiles |= {"MAX_SPLITS": most, "BLOCK_N": block if pairs <= MANY_PAIRS else half}
+            tiles |= {"MIN_SPLIT": WHOLE_KEYS} if pairs >= PROGRAMS else {}
     elif pairs <= FEW_PAIRS_OTHERS:
         tiles |= {"MIN_SPLIT": 128, "AXIS": 2, "MERGE": 1, "num_warps": 4}
     elif pairs > MANY_PAIRS:

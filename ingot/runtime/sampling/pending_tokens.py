@@ -1,4 +1,4 @@
-"""The tables in which a step leaves its tokens on the device, and their copies to the host."""
+"""Where a step leaves its tokens: in a table on the device for the next step, on two sides for the host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from ingot.kernels.sampling.feed_tokens import Sent
 from ingot.runtime.sampling.grammar_masks import TokenMasks
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.sampling.token_logprobs import ROW_WIDTH
@@ -32,9 +33,8 @@ class TokensInFlight:
 
 
 class _HostSide(NamedTuple):
-    """The buffers of one step's copy, and the event after which they are filled."""
+    """Where the host reads a step, and the event after which it may."""
 
-    table: torch.Tensor
     logprobs: torch.Tensor
     ready: torch.cuda.Event | None
 
@@ -43,7 +43,9 @@ class TokenFeed:
     """The newest tokens by row, with token counts, masks and transcripts' rules beside them.
 
     ``table``: [max_rows] int64 on the device; a step's graph writes it and the next one's reads it.
-    ``logprobs``: [max_rows, ROW_WIDTH] float64, as ``leave_logprobs`` writes it.
+    ``logprobs``: [max_rows, ROW_WIDTH] float64, as ``leave_logprobs`` writes it. ``sent``: where a step also
+    writes its tokens, which are the host's without a copy; ``turn``: the side of the next step, which
+    comes to the device with the step.
     """
 
     def __init__(self, max_rows: int, counts: TokenCounts) -> None:
@@ -54,24 +56,26 @@ class TokenFeed:
         self.table = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(max_rows, ROW_WIDTH, dtype=torch.float64, device=device)
         on_gpu = device.type == "cuda"
+        tokens = torch.zeros(2, max_rows, dtype=torch.int64, pin_memory=on_gpu)
+        self.sent = Sent(tokens, torch.zeros(1, dtype=torch.int32, device=device))
         self._sides = [
             _HostSide(
-                torch.zeros(max_rows, dtype=torch.int64, pin_memory=on_gpu),
                 torch.zeros(max_rows, ROW_WIDTH, dtype=torch.float64, pin_memory=on_gpu),
                 torch.cuda.Event() if on_gpu else None,
             )
             for _ in range(2)
         ]
-        self._turn = 0
+        self.turn = 0
 
     def send(self, count: int, *, logprobs: bool = False, likeliest: bool = True) -> TokensInFlight:
-        """Start copying the first ``count`` rows to the host, with log-probabilities as they are wanted."""
-        self._turn = 1 - self._turn
-        side = self._sides[self._turn]
-        side.table[:count].copy_(self.table[:count], non_blocking=True)
+        """The first ``count`` rows of the step just launched, with log-probabilities as they are wanted."""
+        side, tokens = self._sides[self.turn], self.sent.host[self.turn, :count]
+        self.turn = 1 - self.turn
         found = side.logprobs[:count].copy_(self.logprobs[:count], non_blocking=True) if logprobs else None
         if side.ready is not None:
             side.ready.record(torch.cuda.current_stream(self.table.device))
+        else:
+            self.sent.side.fill_(self.turn)
         if found is not None and not likeliest:
             found = found[:, :1]
-        return TokensInFlight(side.table[:count], found, side.ready)
+        return TokensInFlight(tokens, found, side.ready)

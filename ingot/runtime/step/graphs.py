@@ -130,7 +130,7 @@ class DecodeGraphs:
         captured = self._capture(bucket, kind)
         buffer = self._buffers[bucket]
         buffer.fill(layout, draws)
-        buffer.upload()
+        buffer.upload(self.feed)
         captured.graph.replay()
         self.forward.observed(captured.record)
         return captured.logits
@@ -161,7 +161,7 @@ class DecodeGraphs:
         """
         buffer = self._buffer(bucket)
         buffer.fill_padding()
-        buffer.upload()
+        buffer.upload(self.feed)
         batch = buffer.padded_batch(1, self.max_seq_len)
         table = self.feed.table.clone()
         ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)

@@ -116,7 +116,7 @@ class PromptGraphs:
         """
         step = self._choose(*self.bucket_of(layout.num_tokens, layout.num_requests))
         step.buffer.fill(layout, draws)
-        step.buffer.upload()
+        step.buffer.upload(self.feed)
         if step.graph is None:
             self._compute(step)
             self.forward.observed(self.forward.record)
@@ -161,7 +161,7 @@ class PromptGraphs:
             return
         step = self._step(bucket)
         step.buffer.fill(EMPTY)  # a step may have run without a graph: nothing of it is to be written again
-        step.buffer.upload()
+        step.buffer.upload(self.feed)
         self._launch_once(step.buffer, step.batch)
         step.graph, _ = self._recorder.record(partial(self._compute, step))
         step.record = self.forward.record

@@ -221,7 +221,7 @@ class Runner:
     def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
         buffer = self._eager_buffer()
         buffer.fill(step.layout, draws)
-        buffer.upload()
+        buffer.upload(self.feed)
         batch = buffer.batch_of(step.layout, self.max_seq_len)
         spliced = None if self.encoding is None else self.encoding.spliced(step.layout)
         spliced = rows_of(step, spliced, self.device)

@@ -55,7 +55,7 @@ def leave_tokens(
         mask_tokens(rows, feed.masks.table, draws.mask)
     best_alone = rows is logits and draws.all_greedy and draws.any_logprobs and not draws.any_probes
     chosen = leave_greedy(logits, _width(draws, feed.logprobs)) if best_alone else sample(rows, draws)
-    keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot)
+    keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot, feed.sent)
     if draws.any_logprobs and not best_alone:
         leave_row_logprobs(logits, chosen.token_ids, draws, feed.logprobs)
 

@@ -1,6 +1,6 @@
-"""A step's tensors, filled on the host and sent to the device in one copy.
+"""A step's tensors, filled on the host and read from there by the device, in one kernel.
 
-A GPU has two host buffers, used in turn: one step's copy may be in flight while the next is filled.
+A GPU has two host buffers, used in turn: one step's may be read while the next is filled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 
 from ingot.config.step_sizes import tile_list_length
 from ingot.kernels.attention.prefill_reference import NO_TILE
+from ingot.kernels.rows.step_upload import upload_step
 from ingot.kernels.tiles.prefill_tiles import parts_of
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 from ingot.layers.forward_batch import Encoded, ForwardBatch, Split
 from ingot.layers.step_layout import TOKEN_ROWS, StepLayout
+from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import (
     DRAW_DOUBLES,
     DRAW_LONGS,
@@ -59,6 +61,7 @@ class _HostSide:
 
     def __init__(self, size: int, pinned: bool, num_requests: int) -> None:
         self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self.words = self.memory.view(torch.int32)
         self.sent = torch.cuda.Event() if pinned else None
         self.arrays: dict[str, np.ndarray] = {}
         # What the arrays have, by row: most of it stays from step to step.
@@ -232,12 +235,15 @@ class StepBuffer:
         self.host["query_start"][:] = range(self.num_requests + 1)
         self.host["logits_indices"][:] = range(len(self.host["logits_indices"]))
 
-    def upload(self) -> None:
-        """Send the host side to the device, without waiting for it."""
+    def upload(self, feed: TokenFeed | None = None) -> None:
+        """Send the host side to the device; nothing waits for it. ``feed``: where the step leaves tokens."""
         side = self._sides[self._turn]
         if side.sent is not None:
-            self._device.copy_(side.memory, non_blocking=True)
+            self._send(side, *((None, 0) if feed is None else (feed.sent.side, feed.turn)))
             side.sent.record(torch.cuda.current_stream(self._device.device))  # without, torch looks for it
+
+    def _send(self, side: _HostSide, place: torch.Tensor | None, turn: int) -> None:
+        upload_step(side.words, self._device.view(torch.int32), place, turn)
 
     def _fill_split(self, layout: StepLayout) -> None:
         """Tiles whose queries see most keys come first, as they take longest; so those in parts are first."""
