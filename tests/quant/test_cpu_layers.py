@@ -1,8 +1,9 @@
-"""Decode steps of one token in one call on a CPU, beside the same steps module by module."""
+"""Decode steps in one call on a CPU, beside the same steps module by module."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.kernels.cpu.layers_text import LayerShape, layers_text
-from ingot.kernels.cpu.llvm_module import compiled, host_cpu
+from ingot.kernels.cpu.layer_words import Activation, CacheShape, LayerShape
+from ingot.kernels.cpu.layers_text import layers_text
+from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
 from ingot.kernels.cpu.panel_products import tiles
 from ingot.kernels.cpu.product_text import Packing
 from ingot.layers.cpu_layers import CpuLayers
+from ingot.layers.forward_batch import ForwardBatch
 from tests.tiny_models import save_model, tiny_config
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
@@ -31,6 +34,9 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "wide heads": ("llama", {"head_dim": 16, "num_key_value_heads": 4}, "none"),
     "w8a16": ("llama", {}, "w8a16"),
     "w4a16": ("llama", WIDE, "w4a16"),
+    "LayerNorm, GELU by tanh": ("gpt2", {}, "none"),
+    "GELU": ("gpt2", {"activation_function": "gelu"}, "w8a16"),
+    "ReLU": ("opt", {}, "none"),
 }
 ROUNDED: dict[str, tuple[str, dict[str, Any], str]] = {
     "w8a8": ("llama", WIDE, "w8a8"),
@@ -59,13 +65,13 @@ def logprobs(llm: LLM, prompt: list[int], params: SamplingParams = PARAMS) -> tu
 @pytest.mark.parametrize("engine", KINDS, indirect=True)
 def test_steps_are_those_of_the_modules(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across several blocks of the cache, which other requests have mixed up."""
-    llm = LLM(engine, "cpu", runtime=RuntimeConfig(block_size=16), max_batch_size=4)
+    llm = LLM(engine, "cpu", runtime=RuntimeConfig(block_size=16), max_batch_size=5)
     assert layers_of(llm) is not None
     steps: list[int] = []
     normed = CpuLayers.normed
 
     def counted(self: CpuLayers, hidden: torch.Tensor, batch: Any) -> torch.Tensor:
-        steps.append(int(batch.seq_lens))
+        steps.extend(batch.seq_lens.tolist())
         return normed(self, hidden, batch)
 
     monkeypatch.setattr(CpuLayers, "normed", counted)
@@ -78,6 +84,41 @@ def test_steps_are_those_of_the_modules(engine: Path, monkeypatch: pytest.Monkey
     expected_ids, expected = logprobs(plain, PROMPT)
     assert ids == expected_ids
     assert torch.allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ["a window", "LayerNorm, GELU by tanh", "w4a16", "w8a8"], indirect=True)
+def test_rows_have_the_bits_that_they_have_alone(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 to 2 requests of other lengths, on one and on three threads."""
+    normed, threads = CpuLayers.normed, torch.get_num_threads()
+    steps: list[int] = []
+
+    def apart(self: CpuLayers, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        torch.set_num_threads(3)
+        found = normed(self, hidden, batch).clone()
+        torch.set_num_threads(1)
+        alone = [
+            normed(self, hidden[row : row + 1], row_of(batch, row)).clone() for row in range(len(hidden))
+        ]
+        steps.extend([len(hidden)] if torch.equal(found, torch.cat(alone)) else [0])
+        return found
+
+    monkeypatch.setattr(CpuLayers, "normed", apart)
+    llm = LLM(engine, "cpu", runtime=RuntimeConfig(block_size=16), max_batch_size=5)
+    params = [SamplingParams(max_new_tokens=2 + turn, ignore_eos=True) for turn in range(5)]
+    try:
+        llm.generate([PROMPT[3 * turn :] for turn in range(5)], params)
+    finally:
+        torch.set_num_threads(threads)
+    assert steps == [5, 4, 3, 2, 1]
+
+
+def row_of(batch: ForwardBatch, row: int) -> ForwardBatch:
+    """A step's row alone."""
+    own, encoded = slice(row, row + 1), batch.encoded
+    names = ("input_ids", "positions", "rope_rows", "slot_mapping", "block_tables", "seq_lens")
+    if encoded is not None:
+        encoded = replace(encoded, block_tables=encoded.block_tables[own], lens=encoded.lens[own])
+    return replace(batch, **{name: getattr(batch, name)[own] for name in names}, encoded=encoded)
 
 
 @pytest.mark.parametrize("engine", ROUNDED, indirect=True)
@@ -106,7 +147,7 @@ def test_steps_of_8_bits_are_those_of_the_modules(engine: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("engine", ["llama"], indirect=True)
 def test_blocks_out_of_order_and_later_requests(engine: Path) -> None:
-    """Two requests side by side are computed module by module, the survivor in one call."""
+    """Two requests side by side, then the survivor."""
     llm = LLM(engine, "cpu", runtime=RuntimeConfig(block_size=16), max_batch_size=2)
     long = SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=0.0)
     short = SamplingParams(max_new_tokens=9, ignore_eos=True, temperature=0.0)
@@ -170,7 +211,6 @@ def test_a_tap_sees_every_module(engine: Path, monkeypatch: pytest.MonkeyPatch) 
     ("kind", "runtime"),
     [
         ("gemma2", RuntimeConfig()),
-        ("gpt2", RuntimeConfig()),
         ("llama", RuntimeConfig(kv_dtype="int8")),
         ("llama", RuntimeConfig(batch_invariant=True)),
     ],
@@ -181,21 +221,25 @@ def test_others_are_computed_module_by_module(kind: str, runtime: RuntimeConfig,
     assert layers_of(LLM(folder, "cpu", runtime=runtime)) is None
 
 
+def part(call: str, mlp: Activation = "silu_gated", *, norm_bias: bool = False) -> Launch:
+    """A part of a step alone, with 64 values in a row; %x, %y, %a and %b are what its arguments point to."""
+    places = [f"%{name}at = getelementptr i8, ptr %args, i64 {8 * at}" for at, name in enumerate("xyab")]
+    loads = [f"%{name} = load ptr, ptr %{name}at" for name in "xyab"]
+    body = "\n".join((*places, *loads, f"call void @{call}", "ret void"))
+    entry = f"define void @part(ptr %args, i64 %thread, i64 %threads) {{\n{body}\n}}"
+    cached, packing = CacheShape(16, (1024, 256, 16)), Packing("bf16")
+    shape = LayerShape(64, 64, 4, 4, 16, 16, 1e-5, 0.25, False, norm_bias, mlp, cached)
+    text = layers_text([packing] * 4, [{1: tiles(packing)[1]}] * 4, shape, permutes=False)
+    return compiled(text + entry, "part")
+
+
 def test_a_power_of_e_is_close_zero_or_no_number() -> None:
     """exp16 of softmax: over its range, beyond it, and of what is not a number."""
-    shape = LayerShape(64, 64, 4, 4, 16, 16, 1e-5, 0.25, False, 16, (1024, 256, 16))
-    entry = """define void @only_exp(ptr %args, i64 %thread, i64 %threads) {
-      %x = load ptr, ptr %args
-      call void @exp16(ptr %x)
-      ret void
-    }"""
-    packing = Packing("bf16")
-    text = layers_text([packing] * 4, [tiles(packing)] * 4, shape, permutes=False)
-    launch = compiled(text + entry, "only_exp")
+    launch = part("exp16(ptr %x)")
     x = torch.cat((torch.linspace(-87, 88, 4092), torch.tensor([-87.5, -1e38, -torch.inf, torch.nan])))
     y = x.clone()
     for at in range(0, len(y), 16):
-        launch([y[at:].data_ptr()], 1)
+        launch([y[at:].data_ptr(), 0, 0, 0], 1)
     close, (below, least, lowest, nan) = y[:-4].double(), y[-4:].tolist()
     exact = x[:-4].double().exp()
     assert ((close - exact).abs() <= 2**-22 * exact).all()
@@ -203,10 +247,48 @@ def test_a_power_of_e_is_close_zero_or_no_number() -> None:
     assert math.isnan(nan)
 
 
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "relu"])
+def test_an_activation_is_close_to_the_exact_one(name: Activation) -> None:
+    """Over its range, beyond it, and of what is not a number; on more threads than there are vectors, too."""
+    launch = part("activate(ptr %x, ptr %y, i64 64, i64 %thread, i64 %threads)", name)
+    last = torch.tensor([-3e38, -100.0, -0.0, 1e-30, 100.0, 3e38, torch.inf, torch.nan])
+    x = torch.cat((torch.linspace(-12, 12, 64 * 64 - len(last)), last))
+    wide = x.double()
+    exact = {
+        "gelu": wide * torch.special.ndtr(wide),
+        "gelu_tanh": wide / (1 + (-math.sqrt(8 / math.pi) * (wide + 0.044715 * wide**3)).exp()),
+        "relu": wide.clamp(min=0),
+    }[name]
+    for threads in (1, 3):
+        y = torch.full_like(x, torch.nan)
+        launch([x.data_ptr(), y.data_ptr(), 0, 0], threads)
+        assert ((y[:-2] - exact[:-2]).abs() <= 2**-23 * (1 + 2 * exact[:-2].abs())).all()
+        assert y[-2] == torch.inf
+        assert y[-1].isnan()
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["RMSNorm", "LayerNorm"])
+def test_a_norm_of_rows_is_close_to_the_exact_one(bias: bool) -> None:
+    """Also of rows whose mean is far from zero; on threads that share rows, and on more than rows."""
+    launch = part("norm(ptr %x, ptr %a, ptr %b, ptr %y, i64 5, i64 %thread, i64 %threads)", norm_bias=bias)
+    generator = torch.Generator().manual_seed(1)
+    weight, shift = torch.randn(2, 64, generator=generator)
+    x = torch.randn(5, 64, generator=generator) + torch.tensor([0.0, 0.0, 3.0, -30.0, 0.0])[:, None]
+    x[4] *= 1e-3
+    wide = x.double()
+    wide = wide - wide.mean(1, keepdim=True) if bias else wide
+    exact = wide / (wide.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight + (shift if bias else 0)
+    for threads in (1, 2, 3, 7):
+        y = torch.full_like(x, torch.nan)
+        launch([x.data_ptr(), y.data_ptr(), weight.data_ptr(), shift.data_ptr()], threads)
+        assert torch.allclose(y.double(), exact, rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("engine", ["llama"], indirect=True)
 def test_a_score_that_is_no_number_is_seen(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a key that was cached long ago, as a damaged cache or an overflow leaves it."""
-    normed, seen = CpuLayers.normed, []
+    normed = CpuLayers.normed
+    seen: list[torch.Tensor] = []
 
     def damaged(self: CpuLayers, hidden: torch.Tensor, batch: Any) -> torch.Tensor:
         slot = int(batch.block_tables[0, 0]) * 16 + 3

@@ -71,6 +71,13 @@ class Function:
         kind = f"<{width} x float>"
         return self.let(f"call {kind} @llvm.fma.v{width}f32({kind} {a}, {kind} {b}, {kind} {c})")
 
+    def largest(self, a: str, b: str) -> str:
+        """Of two i64."""
+        return self.let(f"select i1 {self.let(f'icmp sgt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+    def smallest(self, a: str, b: str) -> str:
+        return self.let(f"select i1 {self.let(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
     @contextmanager
     def loop(self, first: str, last: str, step: int = 1) -> Iterator[str]:
         """Numbers from ``first`` below ``last``."""

@@ -171,11 +171,13 @@ def product_arguments(
     *,
     count: int = 1,
     rows: int = 1,
+    in_panels: torch.Tensor | None = None,
 ) -> list[int]:
     """Words of the kernel of a product of ``count`` rows by tiles of ``rows``. x lies in panels, or with
-    ``quantized`` as it is; residual and y have whole vectors. The tensors must outlive the words.
+    ``quantized`` or a buffer ``in_panels`` as it is; residual and y have whole vectors. The tensors must
+    outlive the words.
     """
-    source, values, sums, scales = x, x, None, None
+    source, values, sums, scales = x, x if in_panels is None else in_panels, None, None
     if quantized is not None:
         values, sums, scales = quantized.values, quantized.sums, quantized.scales
     own = (panels.values, panels.scales, panels.zeros, panels.inner, panels.bias)

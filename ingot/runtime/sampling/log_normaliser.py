@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ingot.config.step_sizes import LOGITS_AT_ONCE
+from ingot.kernels.cpu.log_sums import exp_sums, has_exp_sums
 
 WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
 
@@ -22,7 +23,11 @@ def log_normaliser(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _of_rows(logits: torch.Tensor) -> torch.Tensor:
-    wide = logits.double()
-    highest = wide.amax(dim=-1, keepdim=True)
-    total = (wide - highest).exp_().mul_(WEIGHT_ONE).round_().long().sum(dim=-1, keepdim=True)
+    if has_exp_sums(logits):
+        most = logits.amax(dim=-1)
+        highest, total = most.double()[:, None], exp_sums(logits, most)[:, None]
+    else:
+        wide = logits.double()
+        highest = wide.amax(dim=-1, keepdim=True)
+        total = (wide - highest).exp_().mul_(WEIGHT_ONE).round_().long().sum(dim=-1, keepdim=True)
     return torch.where(highest.isfinite(), highest + (total.double() / WEIGHT_ONE).log(), highest)
