@@ -161,7 +161,7 @@ class PromptGraphs:
             return
         step = self._step(bucket)
         step.buffer.fill(EMPTY)  # a step may have run without a graph: nothing of it is to be written again
-        step.buffer.upload(self.feed)
+        step.buffer.upload()
         self._launch_once(step.buffer, step.batch)
         step.graph, _ = self._recorder.record(partial(self._compute, step))
         step.record = self.forward.record
