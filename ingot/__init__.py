@@ -4,21 +4,22 @@ from ingot import LLM, SamplingParams, build
 build("checkpoint", "engine", dtype="fp16")
 print(LLM("engine").generate("Hello", SamplingParams(max_new_tokens=16))[0].text)
 
-What needs PyTorch is imported when it is first used, so that the terminal's help does not wait for it.
+Each name is imported when it is first used: neither the terminal's help nor a process that renders a chat
+template waits for what it does not need.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ingot.config.grammar_spec import Grammar
-from ingot.config.runtime_config import RuntimeConfig
-from ingot.config.sampling_params import SamplingParams
-from ingot.errors import IngotError
 from ingot.version import VERSION
 
 if TYPE_CHECKING:
     from ingot.building.builder import build
     from ingot.building.tuner import tune
+    from ingot.config.grammar_spec import Grammar
+    from ingot.config.runtime_config import RuntimeConfig
+    from ingot.config.sampling_params import SamplingParams
+    from ingot.errors import IngotError
     from ingot.llm import LLM, Answer, Output, Piece
     from ingot.llm.prompt_inputs import Chat
     from ingot.proof.verify_engine import verify
@@ -49,11 +50,15 @@ _HOMES = {
     "Answer": "ingot.llm",
     "Chat": "ingot.llm.prompt_inputs",
     "Embeddings": "ingot.text.prompt",
+    "Grammar": "ingot.config.grammar_spec",
+    "IngotError": "ingot.errors",
     "Input": "ingot.text.prompt",
     "LLM": "ingot.llm",
     "Output": "ingot.llm",
     "Piece": "ingot.llm",
     "Prompt": "ingot.text.prompt",
+    "RuntimeConfig": "ingot.config.runtime_config",
+    "SamplingParams": "ingot.config.sampling_params",
     "Transcriber": "ingot.speech.transcriber",
     "build": "ingot.building.builder",
     "tune": "ingot.building.tuner",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import torch
 from xdist.scheduler import LoadFileScheduling
 
 from tests.forked import start_helper
-from tests.grid import mark_the_rest_slow
+from tests.forked_workers import fork_workers
+from tests.grid import make_no_slow_cases, mark_the_rest_slow
 from tests.kernels.compiled_once import compile_once
 
 if not torch.cuda.is_available():
@@ -56,6 +59,7 @@ LONGEST = (
     "tests/quant/test_pocket_quality.py",
     "tests/measure/bench/test_sweep_speech.py",
 )
+_MANY_OBJECTS = 20_000
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +89,14 @@ def frozen_libraries() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """No test cuts the power: what is written need not be on the disk."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", lambda file: None)
         yield
 
 
@@ -166,20 +178,53 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByUnit | Non
     return ByUnit(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a fresh checkout each worker rewrites the asserts of its share of the test files, before all read
+    them; pytest itself would rewrite all of them in every worker. What is collected stays: looking for
+    garbage among it takes seconds.
+    """
+    gc.disable()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and not sys.dont_write_bytecode and session.config.args == session.config.getini("testpaths"):
+        files = sorted((ROOT / "tests").rglob("test_*.py"))
+        for file in files[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+            with suppress(Exception, pytest.skip.Exception):  # reported where it is collected
+                importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    yield
+    make_no_slow_cases(metafunc)
+
+
 def pytest_collection_finish() -> None:
     """The libraries and the tests stay: the collections that Ingot asks for need not walk through them."""
     gc.collect()
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file leaves behind, engines that others share and libraries that it was the first to need, stays
+    out of collections too, once it is so much that they take time.
+    """
+    if nextitem is not None and nextitem.path != item.path and len(gc.get_objects(2)) > _MANY_OBJECTS:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Processes of tests begin where this one is now: with all libraries, and before any test."""
+    gc.enable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and passed on
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not session.config.option.collectonly and not torch.cuda.is_available():
         compile_once(ROOT / ".pytest_cache" / "cpu_kernels")
         start_helper()
+        fork_workers()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

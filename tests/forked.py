@@ -8,6 +8,7 @@ any other program, ``subprocess`` does what it always does.
     [sys.executable, "-m", "ingot", ...]              # forked, and so is a server's engine
     [sys.executable, "-c", f"{MAY_FORK}\\n...", ...]  # forked: the test says that it need not be fresh
     [sys.executable, "benchmarks/memory.py", ...]     # forked, and so are processes of multiprocessing
+    [sys.executable, "-I", "-S", "-c", ...]           # a ``LimitedProcess``: tests/forked_workers.py
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.forked_workers import fork_worker, worker_of
 
 MAY_FORK = "# may be forked"
 _ENGINE = "ingot.serve.engine_calls.engine_process"
@@ -108,7 +111,8 @@ def _fork_child(  # ``Popen._execute_child``, whose parameters these are
     usual = isinstance(args, list) and close_fds and not (executable or shell)
     usual &= preexec_fn in (None, take_terminal)
     words = [os.fspath(word) for word in args] if usual else []
-    if not can_fork(words, variables):
+    worker = None if pass_fds or preexec_fn else worker_of(words, variables)
+    if worker is None and not can_fork(words, variables):
         more = executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell
         _execute_child(self, args, *more, *given)
         return
@@ -117,7 +121,10 @@ def _fork_child(  # ``Popen._execute_child``, whose parameters these are
     folder = os.path.abspath(cwd or ".")
     request = {"words": words, "folder": folder, "variables": variables, "session": session}
     request["terminal"] = preexec_fn is take_terminal
-    self.pid = _ask(request | {"kept": list(pass_fds)}, [*files, *pass_fds])
+    if worker is None:
+        self.pid = _ask(request | {"kept": list(pass_fds)}, [*files, *pass_fds])
+    else:
+        self.pid = fork_worker(worker, request, files)
     self._child_created = True
     self._close_pipe_fds(*pipes)
 

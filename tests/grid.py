@@ -13,22 +13,58 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import pytest
 
+_THINNED = pytest.StashKey[set[str]]()
 
-def mark_the_rest_slow(items: Sequence[pytest.Item]) -> None:
-    """Of each test marked ``stays``, or ``grid``, by implementations (``impl``). Tests of a GPU all stay."""
+
+def make_no_slow_cases(metafunc: pytest.Metafunc) -> None:
+    """Where ``-m`` says "not slow", what ``mark_the_rest_slow`` would mark is not made in the first place,
+    nor are cases of a GPU, where it says "not gpu": half of all cases.
+    """
+    function = metafunc.definition
+    asked = function.config.option.markexpr
+    if "not slow" not in asked or "gpu" in function.keywords:
+        return
+    cases = [_Case(function, call) for call in metafunc._calls]
+    mark_the_rest_slow(cases)
+    unasked = {name for name in ("gpu", "slow") if f"not {name}" in asked}
+    kept = [case.callspec for case in cases if not unasked & case.keywords]
+    if kept:  # without cases the test would be run without its parameters
+        metafunc._calls[:] = kept
+        function.config.stash.setdefault(_THINNED, set()).add(function.nodeid)
+
+
+class _Case:
+    """A case that is no item yet, with what is asked of items here."""
+
+    def __init__(self, function: pytest.Function, call: Any) -> None:
+        self.callspec, self.nodeid, self.config = call, f"{function.nodeid}[", function.config
+        self.keywords = {mark.name for mark in call.marks}
+        self.get_closest_marker, self.iter_markers = function.get_closest_marker, function.iter_markers
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self.keywords.add(marker.name)
+
+
+def mark_the_rest_slow(items: Sequence[pytest.Item | _Case]) -> None:
+    """Of each test marked ``stays``, or ``grid``, by implementations (``impl``). Tests of a GPU all stay, and
+    so does what ``make_no_slow_cases`` made.
+    """
     for item in items:
         marker = None if "gpu" in item.keywords else item.get_closest_marker("stays")
         names = marker.args if marker is not None else None
-        if isinstance(item, pytest.Function) and names and item.callspec.id.removesuffix("-cpu") not in names:
+        kind = isinstance(item, pytest.Function | _Case)
+        if kind and names and item.callspec.id.removesuffix("-cpu") not in names:
             item.add_marker(pytest.mark.slow)
-    grids: dict[tuple[str, str], list[tuple[dict[str, str], pytest.Function]]] = {}
+    grids: dict[tuple[str, str], list[tuple[dict[str, str], pytest.Function | _Case]]] = {}
     for item in items:
         # A mark, not a keyword: the name of the checkout's folder is a keyword too.
         is_grid = item.get_closest_marker("grid") is not None and "gpu" not in item.keywords
-        if isinstance(item, pytest.Function) and is_grid:
+        is_grid &= item.nodeid.partition("[")[0] not in item.config.stash.get(_THINNED, set())
+        if isinstance(item, pytest.Function | _Case) and is_grid:
             values = values_of(item)
             test = item.nodeid.partition("[")[0], values.pop("impl", "")
             grids.setdefault(test, []).append((values, item))
@@ -41,7 +77,7 @@ def mark_the_rest_slow(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def values_of(item: pytest.Function) -> dict[str, str]:
+def values_of(item: pytest.Function | _Case) -> dict[str, str]:
     """What each ``parametrize`` of a test, and each fixture with parameters, gives this case."""
     given = {name: repr(value) for name, value in item.callspec.params.items()}
     values = dict(given)

@@ -47,6 +47,17 @@ def test_a_marked_test_keeps_pairs_by_implementation(pytester: pytest.Pytester) 
     items, _ = pytester.inline_genitems(path)
     mark_the_rest_slow(items)
     stay = [item for item in items if "slow" not in item.keywords]
+    pytester.makeconftest(
+        "from tests.grid import make_no_slow_cases, mark_the_rest_slow\n"
+        "def pytest_collection_modifyitems(items): mark_the_rest_slow(items)\n"
+        "import pytest\n"
+        "@pytest.hookimpl(wrapper=True)\n"
+        "def pytest_generate_tests(metafunc): yield; make_no_slow_cases(metafunc)\n"
+    )
+    made, record = pytester.inline_genitems(path, "-m", "not slow and not gpu")
+    asked = {item.name for item in stay if "gpu" not in item.keywords}
+    assert {item.name for item in made} == asked
+    assert not record.getcalls("pytest_deselected")  # nothing else was made
     assert len([item for item in stay if item.name.startswith("test_beside")]) == 4
     grid = [item.callspec.params for item in stay if item.name.startswith("test_grid")]
     assert len([case for case in grid if case["impl"] == "cuda"]) == 12
