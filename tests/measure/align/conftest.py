@@ -46,3 +46,9 @@ def spoil(originals: dict[str, Path], tmp_path: Path) -> Spoil:
         return folder
 
     return make
+
+
+@pytest.fixture
+def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``align`` looks for no cause of what it finds: half of its time where something is wrong."""
+    monkeypatch.setattr("ingot.measure.align.align_session.explain_first", lambda *_: None)

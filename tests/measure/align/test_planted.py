@@ -37,6 +37,7 @@ def aligned(spoil: Spoil, originals: dict[str, Path]) -> Aligned:
     return run
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.stays("0-fp32", "1-bf16")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("layer", [0, 1])
@@ -55,17 +56,20 @@ def test_mlp_weight(layer: int, dtype: str, aligned: Aligned) -> None:
     assert report.first.expected_value == pytest.approx(-report.first.got_value, rel=0.05)
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_only_the_wrong_module_is_wrong_alone(aligned: Aligned) -> None:
     report = aligned("qwen3", "model.layers.0.self_attn.o_proj.weight", lambda w: 1.5 * w, steps=2)
     assert {row.stage for row in report.rows if row.is_wrong_alone} == {"layers.0.attention"}
     assert "layers.1.output" in {row.stage for row in report.rows if row.is_bad}
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_a_small_fault_that_only_grows_into_sight(aligned: Aligned) -> None:
     """One weight off by a little: beyond the module's own noise, though not beyond what has gathered."""
     assert aligned("llama", DOWN, lambda w: 1.02 * w, dtype="fp16").first_stage == "layers.1.mlp"
 
 
+@pytest.mark.usefixtures("unexplained")
 @pytest.mark.stays(
     "llama-model.embed_tokens.weight-embedding",
     "qwen2-model.layers.1.self_attn.k_proj.bias-layers.1.attention",
@@ -120,6 +124,7 @@ def test_the_base_of_one_kind_of_layers(
     assert f"the RoPE base is {ropes[kind]['rope_theta']:g}, the original's is 10000" in named
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_own_path_finds_weights(aligned: Aligned) -> None:
     name = "transformer.h.1.attn.c_attn.bias"
     report = aligned("qwen", name, lambda bias: bias + (torch.arange(len(bias)) < 4), "hello")

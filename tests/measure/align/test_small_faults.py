@@ -24,6 +24,7 @@ from tests.e2e.faults import SMALL, faulty
 from tests.encoders.speech import write_speech
 from tests.tiny_models import edit_config, make_model, random_ids, tiny_config
 
+pytestmark = pytest.mark.usefixtures("unexplained")
 IDS = random_ids(24, seed=5)
 STAGES = {
     "SiLU x 1.005": "layers.0.mlp",
