@@ -114,6 +114,12 @@ def brief_proofs() -> Iterator[int]:
 
 
 @pytest.fixture
+def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of ``LimitedProcess`` are not forked, where a test measures what they take."""
+    monkeypatch.setattr("tests.forked_workers._WORKERS", ())
+
+
+@pytest.fixture
 def whole_proofs(brief_proofs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds prove as they do for users."""
     monkeypatch.setattr("ingot.building.golden.golden_cases.NEW_TOKENS", brief_proofs)

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.sandbox.limited_process import _BOOT
+
 _PROGRAM = Path(__file__).with_name("worker_helper.py")
 _WORKERS = (
     "ingot.audio.audio_worker",
@@ -53,7 +55,7 @@ def fork_workers() -> None:
 
 def worker_of(words: Sequence[str], variables: Mapping[str, str]) -> WorkerHelper | None:
     """The helper that forks what a command starts; None for any other command."""
-    if _owner != os.getpid() or list(words[:4]) != [sys.executable, "-I", "-S", "-c"] or len(words) != 6:
+    if _owner != os.getpid() or list(words[:-1]) != [sys.executable, "-I", "-S", "-c", _BOOT]:
         return None
     given = json.loads(words[5])
     module = given.get("worker")

@@ -307,6 +307,7 @@ class TestGrammarChecks:
 class TestBytes:
     """A compiled grammar is bounded by what it takes, not by its text."""
 
+    @pytest.mark.usefixtures("fresh_workers")
     def test_a_trial_measures(self, monkeypatch: pytest.MonkeyPatch) -> None:
         large = Grammar.regex("a*" * 2000 + "b")  # 4 KB of text
         with new_probe() as probe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_what_it_needs_from_its_start_is_from_its_start(
     forked: LimitedProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Other paths of modules or variables of the interpreter: a fresh process has them."""
-    words = ["", "-I", "-S", "-c", "", "{}"]
+    words = [sys.executable, "-I", "-S", "-c", "print()", "no JSON"]  # some other program
     assert forked_workers.worker_of(words, os.environ) is None
     forked.ask("state")
     forked.close()
