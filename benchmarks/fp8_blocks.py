@@ -2,7 +2,7 @@
 
 Errors against fp64, a layer of a decode step (that of fp8_layer.py), prompts by our kernel and by the matrix
 library. Microseconds are medians of CUDA graph replays over weights in turn. Data are random; outputs are
-filled with NaN before they are checked. With --parts tried products' tiles change in turn.
+filled with NaN before they are checked. With --parts products also each product of a decode step.
 
     python benchmarks/fp8_blocks.py --workers 12 --json docs/results/fp8_blocks.json
 """
@@ -29,20 +29,12 @@ from ingot.kernels.product.int8.fp8_library import library_linear, library_takes
 from ingot.kernels.product.int8.int8_linear import INVARIANT_FP8_TILES, int8_linear, int8_linear_parts
 from ingot.kernels.rows.int8_rows import BLOCK, E4M3, Int8Rows, Int8Weight, quantize_rows
 from ingot.kernels.rows.row_endings import InInt8
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
 BRAIN, LAYERS, CHECKED = torch.bfloat16, 8, 64
-DECODES, PROMPTS = (1, 8, 32, 64), (512, 4096)
-NAMES = ("BLOCK_N", "num_warps", "num_stages", "PROGRAMS", "SPLITS")
-MANY = {"BLOCK_M": 64, "MORE_N": 0, "PIECES": 1}  # of the kernel of many rows
-TRIED = {  # tiles by rows and shape: of the kernels of few rows and of many
-    (8, "gate_up"): ([(64, 4, 8, 0, 1), (128, 8, 6, 1, 1)], [(64, 4, 8, 2, 1)]),
-    (8, "down"): ([(64, 4, 8, 0, 8)], [(64, 4, 8, 0, 4)]),
-    (64, "gate_up"): ([(64, 4, 5, 0, 1)], [(128, 4, 6, 1, 1), (64, 4, 8, 2, 1)]),
-    (64, "down"): ([(64, 4, 5, 0, 8)], [(64, 4, 8, 0, 4), (128, 4, 6, 0, 4)]),
-    (64, "qkv"): ([], [(64, 4, 8, 2, 1), (64, 4, 8, 0, 1)]),
-    (64, "o"): ([], [(64, 4, 8, 0, 4)]),
-}
+DECODES, PROMPTS = (1, 8, 32, 64, 128), (512, 4096)
+OTHER_GPUS = {"PREFETCH": 0}  # a tile of theirs, and so their kernel
 Row = dict[str, Any]
 Call = Callable[[], Any]
 
@@ -146,7 +138,7 @@ class Layers:
         self.weights = [{name: make(*shape) for name, shape in SHAPES.items()} for _ in range(count)]
         self.norm = torch.ones(4096, device="cuda", dtype=BRAIN)
 
-    def step(self, rows: int) -> Call:
+    def step(self, rows: int, tiles: Any = None) -> Call:
         ending, early = InInt8(dtype=E4M3, group=self.group), {"OVERLAP": 2}
         start = torch.randn(rows, 4096, device="cuda", dtype=BRAIN)
         attended = [torch.randn(rows, 4096, device="cuda", dtype=BRAIN) for _ in range(LAYERS)]
@@ -154,18 +146,20 @@ class Layers:
         def run() -> torch.Tensor:
             x, hidden = rms_norm(start, self.norm, 1e-6, start, early, ending)
             for index, layer in enumerate(self.weights):
-                int8_linear(x, layer["qkv"], BRAIN)
+                int8_linear(x, layer["qkv"], BRAIN, tiles=tiles)
                 x = quantized(attended[index], self.group, dtype=E4M3)
-                x, hidden = self.joined(x, layer["o"], hidden, ending)
-                inner = int8_linear(x, layer["gate_up"], BRAIN)
+                x, hidden = self.joined(x, layer["o"], hidden, ending, tiles)
+                inner = int8_linear(x, layer["gate_up"], BRAIN, tiles=tiles)
                 x = silu_mul_int8(inner, dtype=E4M3, group=self.group)
-                x, hidden = self.joined(x, layer["down"], hidden, ending)
+                x, hidden = self.joined(x, layer["down"], hidden, ending, tiles)
             return hidden
 
         return run
 
-    def joined(self, x: Int8Rows, weight: Int8Weight, hidden: torch.Tensor, ending: InInt8) -> Any:
-        parts = int8_linear_parts(x, weight)
+    def joined(
+        self, x: Int8Rows, weight: Int8Weight, hidden: torch.Tensor, ending: InInt8, tiles: Any
+    ) -> Any:
+        parts = int8_linear_parts(x, weight, tiles)
         return sum_norm(parts, hidden, self.norm, 1e-6, None, {"OVERLAP": 2}, ending)
 
 
@@ -179,6 +173,9 @@ class Bench:
         for rows in DECODES:
             for kind, layers in self.layers.items():
                 yield {"layer": rows, "kind": kind}, [layers.step(rows)], LAYERS
+                if kind == "blocks" and rows <= MAX_ROWS:
+                    other = layers.step(rows, OTHER_GPUS)
+                    yield {"layer": rows, "kind": "blocks, other GPUs"}, [other], LAYERS
 
     def prompts(self) -> Iterator[tuple[Row, list[Call], int]]:
         for rows in PROMPTS:
@@ -211,8 +208,8 @@ class Bench:
                 for name, call in calls.items():
                     yield {"end": name, "rows": rows, "kind": kind}, [call] * 8, 8
 
-    def tried(self, rows: int) -> Iterator[tuple[Row, list[Call], int]]:
-        """Each product of a decode step by other tiles."""
+    def products(self, rows: int) -> Iterator[tuple[Row, list[Call], int]]:
+        """Each product of a decode step, in blocks also by the kernel that other GPUs run."""
         for shape, (_, width) in SHAPES.items():
             split = shape in ("o", "down")
             for kind, layers in self.layers.items():
@@ -225,20 +222,8 @@ class Bench:
 
                 row = {"decode": rows, "shape": shape}
                 yield row | {"way": kind}, calls(None), LAYERS
-                if kind == "channel":
-                    continue
-                few, many = TRIED.get((rows, shape), ((), ()))
-                for choice in few:
-                    tiles = dict(zip(NAMES, choice, strict=True)) | {"PREFETCH": 0, "BLOCK_T": max(rows, 16)}
-                    yield row | {"way": f"few {choice}"}, calls(tiles), LAYERS
-                for choice in many:
-                    yield (
-                        row | {"way": f"many {choice}"},
-                        calls(MANY | dict(zip(NAMES, choice, strict=True))),
-                        LAYERS,
-                    )
-                library = [lambda w=w, x=x: library_linear(x, w, BRAIN) for w in weights]
-                yield row | {"way": "library"}, library, LAYERS
+                if kind == "blocks" and rows <= MAX_ROWS:
+                    yield row | {"way": "blocks, other GPUs"}, calls(OTHER_GPUS), LAYERS
 
     def cases(self, parts: Sequence[str]) -> Iterator[tuple[Row, list[Call], int]]:
         """Those of some parts."""
@@ -246,9 +231,9 @@ class Bench:
             yield from self.decodes()
         if "prompts" in parts:
             yield from self.prompts()
-        if "tried" in parts:
-            for rows in (8, 64):
-                yield from self.tried(rows)
+        if "products" in parts:
+            for rows in DECODES:
+                yield from self.products(rows)
         if "ends" in parts:
             yield from self.ends()
 
@@ -277,13 +262,17 @@ def compiled(share: int, workers: int, parts: Sequence[str]) -> None:
 
 def summary(rows: list[Row]) -> Row:
     """The figures that pages cite."""
-    found: Row = {"layer_us": {}, "tflops": {}, "prompt_us": {}, "decode_us": {}}
+    found: Row = {"layer_us": {}, "tflops": {}, "prompt_us": {}, "decode_us": {}, "decode_sum_us": {}}
     for row in rows:
         if "us" not in row or "end" in row:
             continue
         if "layer" in row:
-            found["layer_us"].setdefault(str(row["layer"]), {})[row["kind"]] = row["us"]
+            found["layer_us"].setdefault(str(row["layer"]), {})[row["kind"].replace(", ", "_")] = row["us"]
             continue
+        if "decode" in row:
+            sums = found["decode_sum_us"].setdefault(str(row["decode"]), {})
+            way = row["way"].replace(", ", "_")
+            sums[way] = round(sums.get(way, 0) + row["us"], 2)
         unit, count = ("prompt_us", row["prompt"]) if "prompt" in row else ("decode_us", row["decode"])
         way = row["way"].replace(", ", "_")
         found[unit].setdefault(str(count), {}).setdefault(row["shape"], {})[way] = row["us"]
@@ -300,7 +289,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="only fill Triton's cache")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--parts", nargs="+", default=["prompts", "layers", "checks"], help="also: tried, ends"
+        "--parts", nargs="+", default=["prompts", "layers", "checks"], help="also: products, ends"
     )
     parser.add_argument("--commit", default="", help="of the code, for the record")
     parser.add_argument("--json", type=Path)

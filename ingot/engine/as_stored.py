@@ -15,7 +15,7 @@ from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.half_dtypes import HalfDtypes
 from ingot.config.quantization.quant_config import HEAD, REPLACEABLE, SOURCES, QuantConfig
-from ingot.config.quantization.scheme_table import BLOCKS, SCHEMES
+from ingot.config.quantization.scheme_table import SCHEMES
 from ingot.device import dtype_name, parse_dtype
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.quantized_values import Quantized
@@ -65,10 +65,10 @@ def replaces_stored(form: PackedFormat, given: QuantConfig) -> bool:
 
 
 def _as_it_is(found: QuantConfig, given: QuantConfig) -> bool:
-    """Whether a build with ``given`` keeps a replaceable checkpoint's values; fp8's scheme may be named, and
-    in blocks it must be.
+    """Whether a build with ``given`` keeps a replaceable checkpoint's values; fp8's scheme and scales may be
+    named.
     """
-    same = [QuantConfig(head=given.head)] if found.weight_scales != BLOCKS else []
+    same = [QuantConfig(head=given.head)]
     if SCHEMES[found.scheme].floating:
         same.append(QuantConfig(found.scheme, head=given.head, weight_scales=found.weight_scales))
     return given in same

@@ -15,10 +15,12 @@ from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.product.int8.warpgroup_matmul import warpgroup_matmul_triton, warpgroup_parts_triton
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Weight
 from ingot.kernels.rows.row_endings import InInt8
+from ingot.kernels.tiles.warpgroup_tiles import rated
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
-from tests.kernels.compile_int8_cases import head_places
+from tests.kernels.compile_int8_cases import HOPPER, head_places
 from tests.kernels.flat_calls import small_int8_qkv_triton
 from tests.kernels.numerics import launched
 
@@ -79,6 +81,17 @@ def large_fp8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
         int8_matmul_parts_triton(groups, fp8_blocks(4096, 4096), tiles)
 
 
+def blocks_by_warpgroups(rows: int) -> None:
+    """Products in blocks by groups of warps, by every choice for so many rows."""
+    x, weight, bias = fp8_rows(rows, 4096, 128), fp8_blocks(4096, 4096), empty(4096, dtype=BRAIN)
+    stream = empty(rows, 4096, dtype=BRAIN)
+    for _, tiles in rated(rows, 2, HOPPER, 128):
+        warpgroup_matmul_triton(x, weight, BRAIN, None, None, None, tiles)
+    warpgroup_matmul_triton(x, weight, BRAIN, bias, stream, stream, tiles)
+    for _, tiles in rated(rows, 4, HOPPER, 128):
+        warpgroup_parts_triton(x, weight, tiles | {"SPLITS": 2})
+
+
 FP8_CASES: dict[str, Callable[[], Any]] = {  # compute capability 8.9 and later
     "fp8 ends bf16": lambda: fp8_ends(BRAIN, 4),
     "fp8 both 1 fp16": lambda: small_fp8(HALF, 1),
@@ -91,5 +104,8 @@ FP8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "fp8 both 1 bf16 overlapping": lambda: small_fp8(BRAIN, 1, OVERLAP=2),
     "fp8 both 64 bf16 overlapping": lambda: small_fp8(BRAIN, 64, OVERLAP=2),
     "fp8 both 4096 bf16": lambda: large_fp8(BRAIN, 4096, TMA=2),
+    "fp8 blocks 8 by groups of warps": lambda: blocks_by_warpgroups(8),
+    "fp8 blocks 64 by groups of warps": lambda: blocks_by_warpgroups(64),
+    "fp8 blocks 128 by groups of warps": lambda: blocks_by_warpgroups(128),
     "fp8 both 256 bf16 overlapping": lambda: large_fp8(BRAIN, 256, TMA=2, OVERLAP=2),
 }

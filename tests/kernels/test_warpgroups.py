@@ -45,7 +45,7 @@ def choices(x: Int8Rows, four: bool, itemsize: int) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("rows", [17, 32, 64, 65, 128, 200, 256, 257, 2048])
 @pytest.mark.parametrize("shape", [(4096, 4096), (4096, 11008), (12288, 4096), (28672, 4096), (40, 128)])
-@pytest.mark.parametrize(("four", "group"), [(False, 0), (True, 0), (True, 128)])
+@pytest.mark.parametrize(("four", "group"), [(False, 0), (False, 128), (True, 0), (True, 128)])
 @pytest.mark.parametrize("split", [False, True])
 def test_tiles_fit_a_multiprocessor(
     rows: int, shape: tuple[int, int], four: bool, group: int, split: bool

@@ -18,20 +18,23 @@ TILES = frozenset(("GROUPS", "BLOCK_T", "PIECE", "PROGRAMS", "TOGETHER", "SPLITS
 # With more rows, or a weight in int8, rows with groups are faster by int8_matmul.py: here each group's sums
 # wait for the next one's.
 GROUP_ROWS = 128
+# Of a weight in blocks, with so many rows in a tile, their scales are kept in shared memory of so many bytes.
+KEPT_ROWS, KEPT_BYTES = 32, 24 << 10
 # Estimates that choose the fastest of the tiles measured on an H100 (docs/results/int8_warpgroups.json), per
 # multiprocessor: bytes per cycle of a step's operands and of parts of sums, cycles in which a tile begins and
 # ends.
 STEP_BYTES, PART_BYTES, TILE_CYCLES = 60, 10, 3000
 
 
-def warpgroup_bytes(choice: Mapping[str, int], itemsize: int, four: bool) -> int:
+def warpgroup_bytes(choice: Mapping[str, int], itemsize: int, four: bool, blocks: bool = False) -> int:
     """Shared memory of a program at most, in bytes; ``itemsize``: bytes per result, ``four``: whether the
-    weight has 4 bits inside 8.
+    weight has 4 bits inside 8, ``blocks``: whether it is in blocks.
     """
     steps = choice["num_stages"] * step_bytes(choice, four)
     buffers = (2 if choice["BLOCK_T"] > choice["PIECE"] else 1) * choice["GROUPS"]
     pieces = buffers * choice["PIECE"] * GROUP_OUTPUTS * 2 if itemsize == 2 else 0
-    return steps + pieces + BARRIERS
+    kept = KEPT_BYTES if blocks and choice["BLOCK_T"] >= KEPT_ROWS else 0
+    return steps + pieces + kept + BARRIERS
 
 
 def step_bytes(choice: Mapping[str, int], four: bool) -> int:
@@ -40,11 +43,12 @@ def step_bytes(choice: Mapping[str, int], four: bool) -> int:
     return choice["BLOCK_T"] * STEP + choice["GROUPS"] * GROUP_OUTPUTS * columns
 
 
-def fitted(choice: Mapping[str, int], itemsize: int, shared: int, four: bool) -> Tiles:
+def fitted(choice: Mapping[str, int], itemsize: int, shared: int, four: bool, blocks: bool = False) -> Tiles:
     """The choice with as many stages as there is room for; ``shared``: bytes for one program alone."""
     room = (shared + SYSTEM_SHARED) // choice["PROGRAMS"] - SYSTEM_SHARED
     stages = range(MOST_STAGES, 2, -1)
-    fits = (n for n in stages if warpgroup_bytes({**choice, "num_stages": n}, itemsize, four) <= room)
+    sized = (warpgroup_bytes({**choice, "num_stages": n}, itemsize, four, blocks) for n in stages)
+    fits = (n for n, size in zip(stages, sized, strict=True) if size <= room)
     return {**choice, "num_stages": next(fits, 2)}
 
 
@@ -54,10 +58,11 @@ def rated(
     """What may be chosen for so many rows, without SPLITS; before it, percent of the tensor cores' speed."""
     few = num_tokens <= DECODE_ROWS
     common = {"TOGETHER": 8, "OVERLAP": 2 if machine.early and few else 1}
-    kind = "_groups" if group else "_four" if four else ""
+    blocks = group > 0 and not four
+    kind = "_blocks" if blocks else "_groups" if group else "_four" if four else ""
     for line in listed(f"warpgroups{kind}", num_tokens):
         rate = line.pop("RATE")
-        yield rate, fitted(common | line, itemsize, machine.shared, four)
+        yield rate, fitted(common | line, itemsize, machine.shared, four, blocks)
 
 
 def warpgroup_tiles(

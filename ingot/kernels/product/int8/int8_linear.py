@@ -116,9 +116,13 @@ def int8_linear(
 
 def _by_warpgroups(x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None) -> bool:
     """Whether groups of warps multiply: more rows than the small kernels multiply, by 4 bits than they
-    multiply as they are stored; not by other kernels' ``tiles``.
+    multiply as they are stored, any by a weight in blocks; not by other kernels' ``tiles``.
     """
-    most = INT8_FRAGMENT_ROWS if isinstance(weight, Int4Weight) else MAX_ROWS
+    most = MAX_ROWS
+    if isinstance(weight, Int4Weight):
+        most = INT8_FRAGMENT_ROWS
+    elif weight.in_blocks:
+        most = 0
     if x.values.shape[0] <= most or (tiles and not tiles.keys() <= TILES):
         return False
     return has_warpgroups(x.values.device) and takes_warpgroups(x, weight)

@@ -13,7 +13,6 @@ from __future__ import annotations
 # mypy: disable-error-code="misc"
 # (Names are bound again with other layouts in jitted code.)
 import inspect
-from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,84 +21,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_init,
-    warpgroup_mma_wait,
 )
 
 from ingot.kernels.product.int8 import int8_epilogue
+from ingot.kernels.product.int8.warpgroup_program import (
+    COLUMNS,
+    OUTPUTS,
+    Program,
+    WarpRows,
+    WarpWeight,
+    corner,
+    next_slot,
+    num_tiles,
+    steps_of,
+)
+from ingot.kernels.product.int8.warpgroup_sums import (
+    keep_scales,
+    sums_by_groups,
+    sums_by_rows,
+    sums_in_blocks,
+)
 from ingot.kernels.product.product_arguments import Sums
 
-OUTPUTS = constexpr(64)  # of a group of four warps
-COLUMNS = constexpr(128)  # of a step
 STRAIGHT = constexpr(32)  # rows that are stored at once without shared memory
 LOAD_REGISTERS = constexpr(24)  # per thread of the warp that asks for operands
 # Triton changed how a kernel names its groups of warps; both forms are accepted.
 LISTED = constexpr("functions_and_args" in inspect.signature(gl.warp_specialize).parameters)
 ended = gluon.jit(int8_epilogue.ended.fn)
-
-
-class WarpLoop(NamedTuple):
-    """The kernel's constants.
-
-    Attributes:
-        FOUR: columns per group of a weight of 4 bits inside 8; 0: the weight is int8.
-        GROUP: columns of a row that share a scale, those of a step; 0: the whole row.
-        GROUPS: groups of four warps that multiply, up to 3.
-        BLOCK_T: rows of a tile.
-        STAGES: steps in shared memory.
-        PIECE: rows of a tile that are stored at once; 0: they go straight from registers.
-        TOGETHER: tiles of rows that are done for one tile of outputs before the next.
-        OVERLAP: launch_overlap.py.
-    """
-
-    FOUR: int
-    GROUP: int
-    GROUPS: int
-    BLOCK_T: int
-    STAGES: int
-    PIECE: int
-    TOGETHER: int
-    OVERLAP: int
-
-
-class WarpRows(NamedTuple):
-    """The rows' scales and their row stride."""
-
-    scales: Any
-    scale_stride: Any
-
-
-class WarpWeight(NamedTuple):
-    """The weight's scales; of 4 bits inside 8 also steps, zeros and the elements between their groups."""
-
-    scales: Any
-    steps: Any = None
-    zeros: Any = None
-    level_stride: Any = None
-
-
-class Program(NamedTuple):
-    """What all warps of a program share: arguments, sizes, and in shared memory the steps' operands with
-    barriers when they are there and when they are no longer needed, and pieces to store with theirs.
-    """
-
-    x_source: Any
-    weight_source: Any
-    y_pieces: Any
-    residual_pieces: Any
-    x: Any
-    weight: Any
-    out: Any
-    rows: Any
-    outputs: Any
-    columns: Any
-    x_steps: Any
-    weight_steps: Any
-    ready: Any
-    free: Any
-    pieces: Any
-    added: Any
 
 
 @gluon.jit
@@ -117,44 +65,14 @@ def _wait_for_previous(OVERLAP: constexpr) -> None:
 
 
 @gluon.jit
-def _num_tiles(p: Program, LOOP: constexpr) -> tensor:
-    return gl.cdiv(p.rows, LOOP.BLOCK_T) * gl.cdiv(p.outputs, OUTPUTS * LOOP.GROUPS)
-
-
-@gluon.jit
-def _corner(tile: tensor, p: Program, LOOP: constexpr) -> tensor:
-    """A tile's first output and row."""
-    TOGETHER: constexpr = LOOP.TOGETHER
-    tiles_n = gl.cdiv(p.outputs, OUTPUTS * LOOP.GROUPS)
-    band = tile // (TOGETHER * tiles_n)
-    height = gl.minimum(gl.cdiv(p.rows, LOOP.BLOCK_T) - band * TOGETHER, TOGETHER)
-    place = tile - band * TOGETHER * tiles_n
-    return place // height * (OUTPUTS * LOOP.GROUPS), (band * TOGETHER + place % height) * LOOP.BLOCK_T
-
-
-@gluon.jit
-def _steps(p: Program) -> tensor:
-    """A part's first step, and how many it has."""
-    steps = gl.cdiv(gl.cdiv(p.columns, COLUMNS), gl.num_programs(1))
-    return gl.program_id(1) * steps, steps
-
-
-@gluon.jit
-def _next_slot(slot: tensor, phase: tensor, LOOP: constexpr) -> tensor:
-    slot += 1
-    if slot == LOOP.STAGES:
-        slot = 0
-        phase ^= 1
-    return slot, phase
-
-
-@gluon.jit
-def _before(slot: tensor, LOOP: constexpr) -> tensor:
-    """The slot before. (Triton does not carry a loop's variable that starts as another one's copy.)"""
-    before = slot - 1
-    if before < 0:
-        before = LOOP.STAGES - 1
-    return before
+def _load_weight(output: tensor, step: tensor, slot: tensor, p: Program, LOOP: constexpr) -> None:
+    """Ask for a step of a tile's weight."""
+    WIDTH: constexpr = COLUMNS // 2 if LOOP.FOUR > 0 else COLUMNS
+    GROUPS: constexpr = LOOP.GROUPS
+    for g in gl.static_range(GROUPS):
+        place = [output + g * OUTPUTS, step * WIDTH]
+        own = p.weight_steps.index(slot * GROUPS + g)
+        tma.async_copy_global_to_shared(p.weight_source, place, p.ready.index(slot), own)
 
 
 @gluon.jit
@@ -163,23 +81,33 @@ def _load(p: Program, LOOP: constexpr) -> None:
     GROUPS: constexpr = LOOP.GROUPS
     WIDTH: constexpr = COLUMNS // 2 if LOOP.FOUR > 0 else COLUMNS
     BYTES: constexpr = LOOP.BLOCK_T * COLUMNS + OUTPUTS * GROUPS * WIDTH
-    first_step, steps = _steps(p)
-    _wait_for_previous(LOOP.OVERLAP)  # before the weight too: it may be a temporary
+    first_step, steps = steps_of(p)
     slot = 0
     phase = 1
-    for tile in range(gl.program_id(0), _num_tiles(p, LOOP), gl.num_programs(0)):
-        output, row = _corner(tile, p, LOOP)
-        for step in range(first_step, first_step + steps):
+    start = 0
+    if LOOP.EARLY:
+        output, row = corner(gl.program_id(0), p, LOOP)
+        start = gl.minimum(steps, LOOP.STAGES)
+        for early in range(start):
+            mbarrier.expect(p.ready.index(early), BYTES)
+            _load_weight(output, first_step + early, early, p, LOOP)
+        _wait_for_previous(LOOP.OVERLAP)
+        for early in range(start):
+            place = [row, (first_step + early) * COLUMNS]
+            tma.async_copy_global_to_shared(p.x_source, place, p.ready.index(early), p.x_steps.index(early))
+            slot, phase = next_slot(slot, phase, LOOP)
+    else:
+        _wait_for_previous(LOOP.OVERLAP)  # before the weight too: it may be a temporary
+    for tile in range(gl.program_id(0), num_tiles(p, LOOP), gl.num_programs(0)):
+        output, row = corner(tile, p, LOOP)
+        for step in range(first_step + start, first_step + steps):
             mbarrier.wait(p.free.index(slot), phase)
             bar = p.ready.index(slot)
             mbarrier.expect(bar, BYTES)
-            for g in gl.static_range(GROUPS):
-                place = [output + g * OUTPUTS, step * WIDTH]
-                tma.async_copy_global_to_shared(
-                    p.weight_source, place, bar, p.weight_steps.index(slot * GROUPS + g)
-                )
+            _load_weight(output, step, slot, p, LOOP)
             tma.async_copy_global_to_shared(p.x_source, [row, step * COLUMNS], bar, p.x_steps.index(slot))
-            slot, phase = _next_slot(slot, phase, LOOP)
+            slot, phase = next_slot(slot, phase, LOOP)
+        start = 0
 
 
 @gluon.jit
@@ -192,134 +120,20 @@ def _multiply(WHICH: constexpr, p: Program, LOOP: constexpr) -> None:
     slot = 0
     phase = 0
     turn = 0
-    for tile in range(gl.program_id(0), _num_tiles(p, LOOP), gl.num_programs(0)):
-        output, row = _corner(tile, p, LOOP)
+    if LOOP.KEPT > 0:
+        keep_scales(WHICH, 0, p, LOOP)
+    for tile in range(gl.program_id(0), num_tiles(p, LOOP), gl.num_programs(0)):
+        output, row = corner(tile, p, LOOP)
         output += WHICH * OUTPUTS
-        if LOOP.GROUP > 0:
-            sums, slot, phase = _by_groups(WHICH, output, row, slot, phase, p, LOOP)
+        if LOOP.GROUP > 0 and LOOP.FOUR == 0:
+            sums, slot, phase = sums_in_blocks(WHICH, output, row, slot, phase, p, LOOP)
+        elif LOOP.GROUP > 0:
+            sums, slot, phase = sums_by_groups(WHICH, output, row, slot, phase, p, LOOP)
         else:
-            sums, slot, phase = _by_rows(WHICH, output, slot, phase, p, LOOP)
+            sums, slot, phase = sums_by_rows(WHICH, output, slot, phase, p, LOOP)
         _store(sums, output, row, WHICH * BUFFERS, turn, p, LOOP)
         turn ^= TURN
     tma.store_wait(0)
-
-
-@gluon.jit
-def _by_rows(
-    WHICH: constexpr, output: tensor, slot: tensor, phase: tensor, p: Program, LOOP: constexpr
-) -> tensor:
-    """A tile's exact sums, and the place of the step after it. A step's product starts before the one before
-    has ended.
-    """
-    BLOCK_T: constexpr = LOOP.BLOCK_T
-    L: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(BLOCK_T, 128), 32])
-    LEFT: constexpr = gl.DotOperandLayout(0, L, 4)
-    first_step, steps = _steps(p)
-    acc = warpgroup_mma_init(gl.full([OUTPUTS, BLOCK_T], 0, dtype=gl.int32, layout=L))
-    if LOOP.FOUR > 0:
-        outputs = output + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, LEFT))
-        scale, zero = _level(first_step, outputs, p, LOOP)
-        next_scale, next_zero = _level(first_step + 1, outputs, p, LOOP)
-    for step in range(steps):
-        own = p.weight_steps.index(slot * LOOP.GROUPS + WHICH)
-        right = p.x_steps.index(slot).permute((1, 0))
-        if LOOP.FOUR > 0:
-            last_scale, last_zero = _level(first_step + step + 2, outputs, p, LOOP)
-            mbarrier.wait(p.ready.index(slot), phase)
-            pairs = own.load(LEFT)
-            # The product before reads registers that are written next.
-            sums, scale = warpgroup_mma_wait(0, deps=(acc, scale))
-            acc = warpgroup_mma_init(sums)
-            mbarrier.arrive(p.free.index(_before(slot, LOOP)), count=1, pred=step > 0)
-            acc = warpgroup_mma(_unpacked(pairs, scale, zero, LEFT), right, acc, is_async=True)
-            scale, zero, next_scale, next_zero = next_scale, next_zero, last_scale, last_zero
-        else:
-            mbarrier.wait(p.ready.index(slot), phase)
-            acc = warpgroup_mma(own, right, acc, is_async=True)
-            acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
-            mbarrier.arrive(p.free.index(_before(slot, LOOP)), count=1, pred=step > 0)
-        slot, phase = _next_slot(slot, phase, LOOP)
-    sums = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(p.free.index(_before(slot, LOOP)), count=1)
-    return sums, slot, phase
-
-
-@gluon.jit
-def _by_groups(
-    WHICH: constexpr,
-    output: tensor,
-    row: tensor,
-    slot: tensor,
-    phase: tensor,
-    p: Program,
-    LOOP: constexpr,
-) -> tensor:
-    """A tile's sums in fp32, to which each step's exact sums are added with their rows' scales, and the place
-    of the step after it; of a weight of 4 bits inside 8.
-    """
-    BLOCK_T: constexpr = LOOP.BLOCK_T
-    L: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(BLOCK_T, 128), 32])
-    LEFT: constexpr = gl.DotOperandLayout(0, L, 4)
-    first_step, steps = _steps(p)
-    last = gl.cdiv(p.columns, COLUMNS) - 1
-    rows = row + gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, L))
-    real = rows < p.rows
-    scale_places = p.x.scales + rows.to(gl.int64) * p.x.scale_stride
-    total = gl.full([OUTPUTS, BLOCK_T], 0.0, dtype=gl.float32, layout=L)
-    outputs = output + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, LEFT))
-    scale, zero = _level(first_step, outputs, p, LOOP)
-    next_scale, next_zero = _level(first_step + 1, outputs, p, LOOP)
-    for step in range(steps):
-        x_scales = gl.load(scale_places + gl.minimum(first_step + step, last), mask=real, other=0.0)
-        own = p.weight_steps.index(slot * LOOP.GROUPS + WHICH)
-        right = p.x_steps.index(slot).permute((1, 0))
-        acc = gl.full([OUTPUTS, BLOCK_T], 0, dtype=gl.int32, layout=L)
-        last_scale, last_zero = _level(first_step + step + 2, outputs, p, LOOP)
-        mbarrier.wait(p.ready.index(slot), phase)
-        left = _unpacked(own.load(LEFT), scale, zero, LEFT)
-        flying = warpgroup_mma(left, right, acc, use_acc=False, is_async=True)
-        scale, zero, next_scale, next_zero = next_scale, next_zero, last_scale, last_zero
-        sums = warpgroup_mma_wait(0, deps=(flying,))
-        mbarrier.arrive(p.free.index(slot), count=1)
-        total += sums.to(gl.float32) * x_scales[None, :]
-        slot, phase = _next_slot(slot, phase, LOOP)
-    return total, slot, phase
-
-
-@gluon.jit
-def _level(step: tensor, outputs: tensor, p: Program, LOOP: constexpr) -> tensor:
-    """The steps and zeros of 64 outputs in a step's columns, those of the last group past it."""
-    group = gl.minimum(step, gl.cdiv(p.columns, LOOP.FOUR) - 1)
-    place = group * p.weight.level_stride + outputs
-    inside = outputs < p.outputs
-    scale = gl.load(p.weight.steps + place, mask=inside, other=0).to(gl.int32)
-    zero = gl.load(p.weight.zeros + place, mask=inside, other=0).to(gl.int32)
-    return scale, zero
-
-
-@gluon.jit
-def _unpacked(pairs: tensor, scale: tensor, zero: tensor, LEFT: constexpr) -> tensor:
-    """Bytes (q - zero) · scale [64, 128] of pairs [64, 64], as the product's left operand.
-
-    With 128 more a value is within 0 … 255, so no byte carries into the next one, and one multiplication and
-    addition serves four of them. The highest bit takes the 128 away.
-    """
-    LOW: constexpr = """{ .reg .b32 a;
-        and.b32 a, $1, 0x0F0F0F0F;
-        mad.lo.u32 a, a, $2, $6;
-        xor.b32 $0, a, 0x80808080; }"""
-    HIGH: constexpr = """{ .reg .b32 a;
-        shr.u32 a, $1, 4;
-        and.b32 a, a, 0x0F0F0F0F;
-        mad.lo.u32 a, a, $2, $6;
-        xor.b32 $0, a, 0x80808080; }"""
-    REGISTERS: constexpr = "=r,r,r,r,r,r,r,r,r,r"  # four bytes; four times scale, of one output; likewise
-    shift = ((128 - zero * scale) * 0x01010101)[:, None]
-    sides = [pairs, scale[:, None], shift]
-    low = gl.inline_asm_elementwise(LOW, REGISTERS, sides, dtype=gl.int8, is_pure=True, pack=4)
-    high = gl.inline_asm_elementwise(HIGH, REGISTERS, sides, dtype=gl.int8, is_pure=True, pack=4)
-    both = gl.join(low, high).permute((0, 2, 1)).reshape([OUTPUTS, COLUMNS])
-    return gl.convert_layout(both, LEFT)
 
 
 @gluon.jit
@@ -361,10 +175,11 @@ def _ended(
     sums: tensor, residual: tensor, outputs: tensor, rows: tensor, p: Program, LOOP: constexpr
 ) -> tensor:
     real, wanted = rows < p.rows, outputs < p.outputs
-    x_scales, bias = None, None
+    x_scales, weight_scales, bias = None, None, None
     if LOOP.GROUP == 0:
         x_scales = gl.load(p.x.scales + rows * p.x.scale_stride, mask=real, other=0.0)[None, :]
-    weight_scales = gl.load(p.weight.scales + outputs, mask=wanted, other=0.0)[:, None]
+    if LOOP.GROUP == 0 or LOOP.FOUR > 0:
+        weight_scales = gl.load(p.weight.scales + outputs, mask=wanted, other=0.0)[:, None]
     if p.out.bias is not None:
         bias = gl.load(p.out.bias + outputs, mask=wanted, other=0.0)[:, None]
     return ended(sums, x_scales, weight_scales, bias, residual, p.out.y.dtype.element_ty)
@@ -455,7 +270,7 @@ def warpgroup_kernel(
     STAGES: constexpr = LOOP.STAGES
     WIDTH: constexpr = COLUMNS // 2 if LOOP.FOUR > 0 else COLUMNS
     _start_next(LOOP.OVERLAP)
-    x_steps = gl.allocate_shared_memory(gl.int8, [STAGES, LOOP.BLOCK_T, COLUMNS], x_source.layout)
+    x_steps = gl.allocate_shared_memory(x_source.dtype, [STAGES, LOOP.BLOCK_T, COLUMNS], x_source.layout)
     weight_steps = gl.allocate_shared_memory(
         weight_source.dtype, [STAGES * GROUPS, OUTPUTS, WIDTH], weight_source.layout
     )
@@ -475,6 +290,10 @@ def warpgroup_kernel(
         )
     else:
         pieces = added
+    scales = added
+    if LOOP.KEPT > 0:
+        FLAT: constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+        scales = gl.allocate_shared_memory(gl.float32, [GROUPS * LOOP.KEPT, LOOP.BLOCK_T], FLAT)
     p = Program(
         x_source,
         weight_source,
@@ -492,6 +311,7 @@ def warpgroup_kernel(
         free,
         pieces,
         added,
+        scales,
     )
     if LISTED:
         if GROUPS == 1:

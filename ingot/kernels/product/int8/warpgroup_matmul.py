@@ -16,19 +16,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ingot.kernels.kernel_checks import merge_tiles, multiprocessors
 from ingot.kernels.launch_overlap import launch_options
 from ingot.kernels.product.int8.int8_launch import parted_sums, whole_sums
-from ingot.kernels.product.int8.warpgroup_kernel import (
-    COLUMNS,
-    LOAD_REGISTERS,
-    OUTPUTS,
-    WarpLoop,
-    warpgroup_kernel,
-)
+from ingot.kernels.product.int8.warpgroup_kernel import LOAD_REGISTERS, warpgroup_kernel
+from ingot.kernels.product.int8.warpgroup_program import COLUMNS, OUTPUTS, WarpLoop
 from ingot.kernels.product.product_arguments import scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
 from ingot.kernels.tiles.int8_tiles import machine_of
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
-from ingot.kernels.tiles.warpgroup_tiles import GROUP_ROWS, warpgroup_tiles
-from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
+from ingot.kernels.tiles.warpgroup_tiles import GROUP_ROWS, KEPT_BYTES, KEPT_ROWS, warpgroup_tiles
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, outputs_of
 
 COLUMNS_PER_STEP, OUTPUTS_PER_GROUP = COLUMNS.value, OUTPUTS.value
 WARPS = 4  # of a group
@@ -57,6 +52,15 @@ def registers(groups: int, programs: int) -> tuple[int, int]:
     return min(each, MOST_REGISTERS), min(own, MOST_REGISTERS)
 
 
+def kept_steps(columns: int, splits: int, groups: int, block: int) -> int:
+    """Steps whose rows' scales each group of warps keeps in shared memory, in whole 32; 0 if rows are few, or
+    steps too many.
+    """
+    steps = triton.cdiv(triton.cdiv(columns, COLUMNS_PER_STEP), splits)
+    kept = -(-steps // 32) * 32
+    return kept if block >= KEPT_ROWS and kept * groups * block * 4 <= KEPT_BYTES else 0
+
+
 def _launch(
     x: Int8Rows,
     weight: AnyInt8,
@@ -66,15 +70,20 @@ def _launch(
     choice: Mapping[str, int],
 ) -> None:
     """Write y [SPLITS * M, N]: int32 sums or, in a float dtype, scaled ones."""
-    (rows, columns), outputs = x.values.shape, len(weight.scales)
+    (rows, columns), outputs = x.values.shape, outputs_of(weight)
     groups, block, splits = choice["GROUPS"], choice["BLOCK_T"], choice["SPLITS"]
     sides = [side for side in (y, residual) if side is not None]
     pieces = choice["PIECE"] if y.element_size() == 2 and all(map(_aligned, sides)) else 0
+    early, kept = False, 0
     if isinstance(weight, Int4Weight):
         four, stored = weight.group, weight.pairs
         levels: tuple[Any, ...] = (weight.scales, weight.steps, weight.zeros, weight.steps.stride(0))
     else:
         four, stored, levels = 0, weight.values, (weight.scales,)
+        if weight.in_blocks:
+            levels = (weight.scales, None, None, weight.scales.stride(0))
+            early = not weight.temporary
+            kept = kept_steps(columns, splits, groups, block) if rows <= block else 0
     loop = WarpLoop(
         four,
         x.group,
@@ -84,6 +93,8 @@ def _launch(
         pieces,
         choice["TOGETHER"],
         choice["OVERLAP"],
+        early,
+        kept,
     )
     tiles = triton.cdiv(rows, block) * triton.cdiv(outputs, OUTPUTS_PER_GROUP * groups)
     at_once = max(choice["PROGRAMS"] * multiprocessors(y.device) // splits, 1)
@@ -107,11 +118,13 @@ def _launch(
 
 
 def takes_warpgroups(x: Int8Rows, weight: AnyInt8) -> bool:
-    """Whether the kernel can read these operands (int8, aligned rows, whole groups of a step's columns), and
-    rows with groups are few enough.
+    """Whether the kernel can read these operands (aligned rows of int8, or of e4m3 and a weight in blocks,
+    whole groups of a step's columns), and rows with groups are few enough.
     """
     if x.values.dtype != torch.int8:
-        return False
+        if isinstance(weight, Int4Weight) or not weight.in_blocks or len(x.values) > GROUP_ROWS:
+            return False
+        return _aligned(x.values) and _aligned(weight.values)
     if not isinstance(weight, Int4Weight):
         return not x.group and _aligned(x.values) and _aligned(weight.values)
     if x.group and (x.group != COLUMNS_PER_STEP or len(x.values) > GROUP_ROWS):
@@ -122,7 +135,7 @@ def takes_warpgroups(x: Int8Rows, weight: AnyInt8) -> bool:
 def _choice(
     x: Int8Rows, weight: AnyInt8, itemsize: int, split: bool, tiles: Mapping[str, int] | None
 ) -> dict[str, int]:
-    (rows, width), outputs = x.values.shape, len(weight.scales)
+    (rows, width), outputs = x.values.shape, outputs_of(weight)
     four, machine = isinstance(weight, Int4Weight), machine_of(x.values.device)
     return merge_tiles(warpgroup_tiles(rows, outputs, width, itemsize, machine, x.group, four, split), tiles)
 
