@@ -16,6 +16,7 @@ from ingot.kernels.product.int8.warpgroup_matmul import (
 )
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums
 from ingot.kernels.tiles.int8_tiles import Machine, machine_of
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.tiles.warpgroup_tiles import GROUP_ROWS, TILES, rated, warpgroup_bytes, warpgroup_tiles
 from ingot.kernels.weight.int4_weight import AnyInt8, expanded
 from tests.kernels.int4_case import int4_weight
@@ -50,11 +51,14 @@ def choices(x: Int8Rows, four: bool, itemsize: int) -> list[dict[str, int]]:
 def test_tiles_fit_a_multiprocessor(
     rows: int, shape: tuple[int, int], four: bool, group: int, split: bool
 ) -> None:
-    itemsize, rows = 4 if split else 2, min(rows, GROUP_ROWS) if group else rows
+    itemsize, most = 4 if split else 2, GROUP_ROWS if four else MAX_ROWS
+    rows = min(rows, most) if group else rows
     tiles = warpgroup_tiles(rows, *shape, itemsize, HOPPER, group, four, split)
     assert tiles.keys() == TILES
     assert tiles["num_stages"] >= 3
-    assert (warpgroup_bytes(tiles, itemsize, four) + 1024) * tiles["PROGRAMS"] <= HOPPER.shared + 1024
+    assert (warpgroup_bytes(tiles, itemsize, four, group > 0 and not four) + 1024) * tiles[
+        "PROGRAMS"
+    ] <= HOPPER.shared + 1024
     assert tiles["SPLITS"] == 1 or split
     assert tiles["OVERLAP"] == (2 if rows <= 256 else 1)
 

@@ -44,22 +44,30 @@ def step_bytes(choice: Mapping[str, int], four: bool) -> int:
 
 
 def fitted(choice: Mapping[str, int], itemsize: int, shared: int, four: bool, blocks: bool = False) -> Tiles:
-    """The choice with as many stages as there is room for; ``shared``: bytes for one program alone."""
+    """The choice with as many stages as there is room for, up to its own; ``shared``: bytes for one program
+    alone.
+    """
     room = (shared + SYSTEM_SHARED) // choice["PROGRAMS"] - SYSTEM_SHARED
-    stages = range(MOST_STAGES, 2, -1)
+    stages = range(choice.get("num_stages", MOST_STAGES), 2, -1)
     sized = (warpgroup_bytes({**choice, "num_stages": n}, itemsize, four, blocks) for n in stages)
     fits = (n for n, size in zip(stages, sized, strict=True) if size <= room)
     return {**choice, "num_stages": next(fits, 2)}
 
 
 def rated(
-    num_tokens: int, itemsize: int, machine: Machine, group: int = 0, four: bool = False
+    num_tokens: int,
+    itemsize: int,
+    machine: Machine,
+    group: int = 0,
+    four: bool = False,
+    split: bool = False,
 ) -> Iterator[tuple[int, Tiles]]:
     """What may be chosen for so many rows, without SPLITS; before it, percent of the tensor cores' speed."""
     few = num_tokens <= DECODE_ROWS
     common = {"TOGETHER": 8, "OVERLAP": 2 if machine.early and few else 1}
     blocks = group > 0 and not four
     kind = "_blocks" if blocks else "_groups" if group else "_four" if four else ""
+    kind += "_parts" if blocks and split else ""
     for line in listed(f"warpgroups{kind}", num_tokens):
         rate = line.pop("RATE")
         yield rate, fitted(common | line, itemsize, machine.shared, four, blocks)
@@ -97,7 +105,7 @@ def _chosen(
     split: bool,
 ) -> Tiles:
     found: list[tuple[float, Tiles]] = []
-    for rate, tiles in rated(num_tokens, itemsize, machine, group, four):
+    for rate, tiles in rated(num_tokens, itemsize, machine, group, four, split):
         for splits in PARTS if split else (1,):
             choice = tiles | {"SPLITS": splits}
             found.append((cycles(choice, rate, num_tokens, outputs, width, machine, four), choice))

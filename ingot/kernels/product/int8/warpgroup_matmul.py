@@ -21,7 +21,7 @@ from ingot.kernels.product.int8.warpgroup_program import COLUMNS, OUTPUTS, WarpL
 from ingot.kernels.product.product_arguments import scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
 from ingot.kernels.tiles.int8_tiles import machine_of
-from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
+from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT, MAX_ROWS
 from ingot.kernels.tiles.warpgroup_tiles import GROUP_ROWS, KEPT_BYTES, KEPT_ROWS, warpgroup_tiles
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, outputs_of
 
@@ -119,10 +119,11 @@ def _launch(
 
 def takes_warpgroups(x: Int8Rows, weight: AnyInt8) -> bool:
     """Whether the kernel can read these operands (aligned rows of int8, or of e4m3 and a weight in blocks,
-    whole groups of a step's columns), and rows with groups are few enough.
+    whole groups of a step's columns), and rows with groups are few enough. 128 rows in blocks were slower
+    than by int8_matmul.py.
     """
     if x.values.dtype != torch.int8:
-        if isinstance(weight, Int4Weight) or not weight.in_blocks or len(x.values) > GROUP_ROWS:
+        if isinstance(weight, Int4Weight) or not weight.in_blocks or len(x.values) > MAX_ROWS:
             return False
         return _aligned(x.values) and _aligned(weight.values)
     if not isinstance(weight, Int4Weight):
