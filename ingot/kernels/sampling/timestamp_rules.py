@@ -154,8 +154,8 @@ def hold_transcripts_reference(
         if place < 0:
             continue
         words = tables.masks[place].cpu().numpy().view(np.uint8)
-        ruled_out = np.unpackbits(words, count=out.shape[1], bitorder="little") == 0
-        out[i].masked_fill_(torch.from_numpy(ruled_out).to(out.device), -torch.inf)
+        ruled_out = np.flatnonzero(np.unpackbits(words, count=out.shape[1], bitorder="little") == 0)
+        out[i].index_fill_(0, torch.from_numpy(ruled_out).to(out.device), -torch.inf)
         first, end = tables.bounds[place // 2].tolist()
         if place % 2:
             last, paired, after = int(stand.last_times[i]), bool(stand.paired[i]), int(newest[i]) >= first

