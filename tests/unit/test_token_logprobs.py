@@ -9,7 +9,7 @@ from ingot.config.sampling_params import MAX_LOGPROBS
 from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
 from ingot.runtime.sampling.token_counts import TokenCounts
-from ingot.runtime.sampling.token_logprobs import ROW_WIDTH, leave_logprobs, read_logprobs
+from ingot.runtime.sampling.token_logprobs import NARROW_WIDTH, ROW_WIDTH, leave_logprobs, read_logprobs
 from ingot.runtime.step.sampled_step import leave_tokens
 
 
@@ -37,6 +37,19 @@ def test_a_small_vocabulary_has_no_more_than_its_tokens() -> None:
     found = read_logprobs(out[0].tolist(), 1, 5)
     assert [token for token, _ in found.top] == [1, 0, 2], "the lowest id first among equals"
     assert found.top[0][1] == found.logprob
+
+
+def test_a_narrow_row_has_the_chosen_and_the_best_token() -> None:
+    """As the first of a wide row; of NaN and of a row of -inf, too."""
+    logits = torch.randn(5, 97, generator=torch.Generator().manual_seed(4)).mul(4).round()  # ties
+    logits[3, 17], logits[4] = torch.nan, -torch.inf
+    token_ids = torch.tensor([0, 96, 5, 17, 40])
+    wide, narrow = (torch.full((6, width), 7.0, dtype=torch.float64) for width in (ROW_WIDTH, NARROW_WIDTH))
+    leave_logprobs(logits, token_ids, wide)
+    leave_logprobs(logits, token_ids, narrow)
+    assert torch.equal(narrow[:, :2].nan_to_num(9), wide[:, :2].nan_to_num(9))
+    assert torch.equal(narrow[:5, 2], logits.argmax(-1).double())
+    assert (narrow[5] == 7).all()
 
 
 @pytest.mark.parametrize("probed", [-1, 7])

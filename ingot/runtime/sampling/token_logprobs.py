@@ -74,8 +74,15 @@ def leave_greedy(logits: torch.Tensor, out: torch.Tensor) -> SamplerOutput:
 
 
 def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """``leave_logprobs`` in PyTorch, on any device; row by row, which fits a CPU's caches."""
+    """``leave_logprobs`` in PyTorch, on any device; several likeliest row by row, as a CPU's caches hold."""
     top = out.shape[1] // 2
+    if top == 1:
+        rows = logits.float()
+        best = best_tokens(rows)
+        chosen = rows.gather(1, torch.stack((token_ids, best), dim=1)).double()
+        out[: len(rows), :2] = (chosen - log_normaliser(rows)).float().double()
+        out[: len(rows), 2] = best.double()
+        return
     for row, token, place in zip(logits.float(), token_ids, out, strict=False):
         likeliest = _likeliest(row, top)
         count = len(likeliest)
@@ -87,8 +94,6 @@ def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out:
 
 def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
     """[up to count] ids of a row's largest logits, the lowest id first among equals (topk takes any)."""
-    if count == 1:
-        return best_tokens(row[None])
     least = torch.topk(row, min(count, len(row))).values[-1]
     ids = (~(row < least)).nonzero().squeeze(1)  # NaN is above all, as for topk and sort
     return ids[torch.sort(row[ids], descending=True, stable=True).indices[:count]]
