@@ -5,6 +5,8 @@ device = resolve_device("auto")
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import platform
 import resource
@@ -15,12 +17,14 @@ from pathlib import Path
 
 import torch
 
+from ingot.control_groups import PROC, affine_processors, group_folders, lines_of, usable_processors
 from ingot.errors import ConfigError, DeviceError
 
 DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _KERNELS_SINCE = (8, 0)  # compute capability: tensor cores of bfloat16, asynchronous copies
 _E4M3_SINCE = (8, 9)
-_PROC = Path("/proc")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_log = logging.getLogger(__name__)
 _LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
 
@@ -80,6 +84,19 @@ def _expect_since(device: torch.device, since: tuple[int, int], what: str, field
         )
 
 
+@functools.cache
+def respect_quota() -> None:
+    """Once in a process: where control groups allow it fewer processors than there are, PyTorch gets as many
+    threads, which it does not see to itself, unless ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
+    """
+    most = usable_processors()
+    limited = most < affine_processors() and not any(name in os.environ for name in _THREADS)
+    if not limited or torch.get_num_threads() <= most:
+        return
+    _log.info("PyTorch uses %d CPU threads, as many as this process's quota allows", most)
+    torch.set_num_threads(most)
+
+
 @dataclass(frozen=True)
 class HostMemory:
     """Bytes of memory that this process may use.
@@ -97,7 +114,7 @@ class HostMemory:
     held: int
 
 
-def host_memory(proc: Path = _PROC) -> HostMemory:
+def host_memory(proc: Path = PROC) -> HostMemory:
     """What this process may use: the tightest of the machine's memory, the limits of its control groups (v1
     and v2, with their parents') and its own limits (``ulimit -v``, ``ulimit -d``).
     """
@@ -121,8 +138,9 @@ _Bound = tuple[str, int, int]  # name, total bytes, bytes left
 
 def _group_limits(proc: Path) -> Iterator[_Bound]:
     """Limits of this process's memory control groups, from its own up to the mounted one."""
-    for folder, names in _groups(proc):
-        limit, used = (_number(folder / name) for name in names)
+    for folder, is_v2 in group_folders(proc, "memory"):
+        names = ("max", "current") if is_v2 else ("limit_in_bytes", "usage_in_bytes")
+        limit, used = (_number(folder / f"memory.{name}") for name in names)
         if limit is not None and used is not None:
             stat = _words(folder / "memory.stat")
             prefix = "total_" if "total_active_file" in stat else ""  # v1: includes children
@@ -130,47 +148,21 @@ def _group_limits(proc: Path) -> Iterator[_Bound]:
             yield "the cgroup's memory limit", limit, limit - used + min(cached, used)
 
 
-def _groups(proc: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
-    """Folders of control groups that may limit memory, each with its files of limit and usage."""
-    paths = dict(line.split(":", 2)[1:] for line in _lines(proc / "self" / "cgroup") if line.count(":") >= 2)
-    for line in _lines(proc / "self" / "mountinfo"):
-        left, right = (part.split() for part in line.partition(" - ")[::2])
-        if right[:1] == ["cgroup2"]:
-            path, names = paths.get(""), ("memory.max", "memory.current")
-        elif right[:1] == ["cgroup"] and "memory" in right[-1].split(","):
-            own = (path for which, path in paths.items() if "memory" in which.split(","))
-            path, names = next(own, None), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        root, mounted = left[3:5]
-        inside = Path((path or "/").removeprefix(root).lstrip("/"))
-        for part in (inside, *inside.parents):
-            yield Path(mounted) / part, names
-
-
 def _kilobytes(path: Path) -> dict[str, int]:
     """Bytes by name, from lines such as ``MemTotal:  24683656 kB``."""
-    lines = (line.replace(":", " ").split() for line in _lines(path))
+    lines = (line.replace(":", " ").split() for line in lines_of(path))
     return {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
 
 
 def _words(path: Path) -> dict[str, str]:
-    pairs = (line.split() for line in _lines(path))
+    pairs = (line.split() for line in lines_of(path))
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 def _number(path: Path) -> int | None:
     """The number in a file; None where it holds none, such as ``max``."""
-    text = "".join(_lines(path)).strip()
+    text = "".join(lines_of(path)).strip()
     return int(text) if text.isdigit() else None
-
-
-def _lines(path: Path) -> list[str]:
-    """A file's lines; none if it does not exist, as outside Linux."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -37,6 +37,7 @@ from ingot.cli.triton import triton
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
 from ingot.cli.web import web
+from ingot.control_groups import affine_processors, usable_processors
 from ingot.errors import IngotError, NoSuchPathError
 from ingot.version import VERSION
 
@@ -77,6 +78,8 @@ class Verbs(TyperGroup):
         # OpenMP's waiting threads spin by default, on cores that busy ones may need; on a CPU, PyTorch's wait
         # thousands of times per token. OpenMP reads this when PyTorch is imported: no verb has done so yet.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        if (most := usable_processors()) < affine_processors():  # by a quota, which OpenMP does not see
+            os.environ.setdefault("OMP_NUM_THREADS", str(most))
         try:
             try:
                 return super().invoke(ctx)

@@ -9,7 +9,7 @@ import typer
 
 from ingot.cli.options.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
 from ingot.cli.options.limit_flags import PANEL, Embedding, MemoryFraction
-from ingot.cli.terminal.console import print_facts, print_json, stdout
+from ingot.cli.terminal.console import print_facts, print_json, print_verdict
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.cli.terminal.step_list import status_shown
 
@@ -55,11 +55,10 @@ def verify(
 
 
 def _show(found: Verification) -> None:
-    console = stdout()
-    colour = "bold green" if found.verdict == "proven" else "bold red"
-    console.print("unproven here" if found.verdict == "unproven" else found.verdict, style=colour, end=" ")
+    verdict = "unproven here" if found.verdict == "unproven" else found.verdict
     where = f" on {found.device} in {found.dtype}" if found.dtype else ""
-    console.print(f"{found.engine}{where}, {found.seconds:.1f} s", markup=False)
+    text = f"{found.engine}{where}, {found.seconds:.1f} s"
+    print_verdict(verdict, text, "bold green" if found.verdict == "proven" else "bold red")
     print_facts(_facts(found), 10)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ingot.checkpoint.checkpoint_files import leads_outside, shorten
+from ingot.control_groups import usable_processors
 from ingot.engine.manifest import (
     MANIFEST_FILE,
     NOTE_FILE,
@@ -195,4 +195,4 @@ def _has_header(path: Path, manifest: Manifest) -> bool:
 
 
 def _threads() -> int:
-    return min(_MOST_THREADS, os.cpu_count() or 1)
+    return min(_MOST_THREADS, usable_processors())

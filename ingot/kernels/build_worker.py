@@ -17,6 +17,8 @@ import triton
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
+from ingot.control_groups import usable_processors
+
 _INDEX = struct.Struct("H")
 _PARENT_ENDS = 1  # PR_SET_PDEATHSIG
 
@@ -40,7 +42,7 @@ def main(parent: int) -> None:
     os.close(writes)
     own = os.getpid()
     children = []
-    for _ in range(min(len(os.sched_getaffinity(0)), len(kernels))):
+    for _ in range(min(usable_processors(), len(kernels))):
         child = os.fork()
         if child == 0:
             end_with(own)

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
+from ingot.control_groups import usable_processors
 from ingot.kernels.kept_kernels import find_kernel_folder
 from ingot.kernels.triton_hooks import active_mode, hooks_missing
 
@@ -67,8 +68,13 @@ def built_ahead() -> Iterator[None]:
     with without_launches():
         yield
     missing = _NOTED.take_missing()
-    if len(missing) > _FEW and usable_cores() > 1:
+    if len(missing) > _FEW and usable_processors() > 1:
         build_side_by_side(missing)
+
+
+def noted_folders() -> frozenset[str]:
+    """Names, within Triton's folder, of those of the kernels that this process has noted so far."""
+    return frozenset(_NOTED.folders)
 
 
 @functools.cache
@@ -81,13 +87,9 @@ def can_note_launches() -> bool:
     return False
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def build_side_by_side(kernels: list[Any]) -> None:
     """Build kernels in a process that divides itself, which ends with this one."""
-    _log.warning("building %d kernels on %d cores; later starts find them", len(kernels), usable_cores())
+    _log.warning("building %d kernels on %d cores; later starts find them", len(kernels), usable_processors())
     path = json.dumps([os.path.abspath(entry) for entry in sys.path] + [_ROOT])
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT, path, str(os.getpid())],
@@ -117,10 +119,15 @@ class _Kernel:
 
 
 class _Noted:
-    """Kernels that were launched and did not run."""
+    """Kernels that were launched and did not run.
+
+    Attributes:
+        folders: names of their folders, within Triton's.
+    """
 
     def __init__(self) -> None:
         self._missing: list[Any] = []
+        self.folders: set[str] = set()
         self._launched: JITFunction[Any] | None = None
 
     def take_missing(self) -> list[Any]:
@@ -135,6 +142,8 @@ class _Noted:
         kernel = _Kernel(build, keep)
         source, target, options = self._arguments(build)
         found = get_cache_manager(sha256(key.encode()).hexdigest())
+        if (folder := getattr(found, "cache_dir", None)) is not None:
+            self.folders.add(Path(folder).name)
         if found.get_group(f"{source.name[:150]}.json") is None:
             self._missing.append((source, target, options))
         keep(kernel)  # else Triton would prepare every launch anew

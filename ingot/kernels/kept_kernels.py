@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from triton import knobs
@@ -58,8 +59,9 @@ def trouble_with(folder: Path) -> str | None:
 
 
 class StartNote:
-    """A file beside built kernels: a start with these values has launched every kernel that it needs, so that
-    a later one need not look for missing ones. Other versions and other code have other files.
+    """A file beside built kernels that names them: a start with these values has launched every kernel that
+    it needs, so that a later one need not look for missing ones. Other versions and other code have other
+    files.
 
     Args:
         values: what the kernels depend on beside code, as text: card, sizes, plan.
@@ -74,13 +76,33 @@ class StartNote:
         self._file = Path(knobs.cache.dir) / "ingot-starts" / name
 
     def exists(self) -> bool:
-        return os.path.exists(self._file)  # a folder that may not be read: no
+        """Whether there is a note, and no file is missing of the kernels that it names; False also where they
+        may not be read.
+        """
+        try:
+            counts = json.loads(self._file.read_text(encoding="utf-8"))
+            return all(_files_in(name) >= count for name, count in counts.items())
+        except (OSError, ValueError, TypeError, AttributeError):  # no note, or what is none
+            return False
 
-    def write(self) -> None:
-        """Where the folder takes no file, later starts look for missing kernels again."""
+    def write(self, kernels: Iterable[str]) -> None:
+        """Where the folder takes no file, later starts look for missing kernels again.
+
+        Args:
+            kernels: names of the folders of those that the start may launch; some may not have been built.
+        """
         with contextlib.suppress(OSError):
+            counts = {name: _files_in(name) for name in sorted(kernels)}
             self._file.parent.mkdir(exist_ok=True)
-            self._file.touch()
+            self._file.write_text(json.dumps({name: n for name, n in counts.items() if n}), encoding="utf-8")
+
+
+def _files_in(kernel: str) -> int:
+    """Number of files of a kernel; 0 where it is not built."""
+    try:
+        return len(os.listdir(Path(knobs.cache.dir) / kernel))
+    except OSError:
+        return 0
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from ingot.config.modality import expect_text
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams, SamplingValues
-from ingot.device import resolve_device
+from ingot.device import resolve_device, respect_quota
 from ingot.engine.engine_loader import Engine
 from ingot.errors import EngineError, RequestError
 from ingot.llm.active_requests import ActiveRequest
@@ -145,6 +145,7 @@ class LLM:
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
         self.engine = engine
         self.runtime = runtime = runtime.of_engine(engine.manifest.build.kv_dtype)
+        respect_quota()
         self.executor = executor_of(engine, runtime)
         self._calls = Calls(self.executor, engine.text)
         self._pictures = Pictures.of(engine.manifest.model)

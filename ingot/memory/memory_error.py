@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -100,8 +101,15 @@ def explained(
                 seen=f"it takes {size_text(found.least)} with a cache for one request",
                 allowed=f"at most {size_text(max(room, 0))}",
             )
-    try:
+    with described(what, setting, capacity):
         yield capacity
+
+
+@contextmanager
+def described(what: str, setting: MemorySetting, capacity: Capacity) -> Iterator[None]:
+    """``explained`` of a capacity that is known, without its check before the block."""
+    try:
+        yield
     except Exception as error:
         if not ran_out(error):
             raise
@@ -112,6 +120,8 @@ def ran_out(error: BaseException) -> bool:
     """Whether an allocator, of a GPU or of the host, found no memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
+    if isinstance(error, OSError):  # of a mapping, as weights in large pages are
+        return error.errno == errno.ENOMEM
     words = ("can't allocate memory", "out of memory")  # the latter of CUDA's own calls, such as a graph's
     return isinstance(error, RuntimeError) and any(one in str(error) for one in words)
 

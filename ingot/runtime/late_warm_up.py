@@ -19,6 +19,7 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.config.modality import TEXT
 from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
+from ingot.kernels.built_ahead import noted_folders
 from ingot.kernels.kept_kernels import StartNote
 from ingot.memory.memory_error import ran_out
 from ingot.runtime.executor import Executor
@@ -68,7 +69,7 @@ class LateWarmUp:
 def begin_warm_up(executor: Executor, plan: KernelPlan) -> LateWarmUp:
     """Do what the first requests need of ``warm_up``: graphs of some batch sizes, and one prompt. All of it,
     and nothing is left, for a model with an encoder, and where no start of the same engine has built its
-    kernels yet.
+    kernels yet or some of them were removed since.
     """
     runner, setting, inputs = executor.runner, executor.setting, executor.admission.inputs
     if inputs is not None or setting is None or runner.graphs is None or runner.prompts is None:
@@ -78,7 +79,7 @@ def begin_warm_up(executor: Executor, plan: KernelPlan) -> LateWarmUp:
     note = StartNote(card, json.dumps([setting.to_json(), plan.to_json()], sort_keys=True))
     if not note.exists():
         warm_up(executor)
-        note.write()
+        note.write(noted_folders())
         return LateWarmUp(runner, ())
     now, later = decode_parts(runner.graphs, executor.max_batch_size, draw_kinds(TEXT))
     with on_device(runner.device):

@@ -21,7 +21,7 @@ from ingot.layers.invariance import make_batch_invariant
 from ingot.layers.linear import held_bytes, linears
 from ingot.layers.step_layout import StepLayout
 from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, expect_own_embedding, ledger
-from ingot.memory.memory_error import capacity_of, explained, measured, out_of_memory
+from ingot.memory.memory_error import capacity_of, described, explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
 from ingot.memory.wide_steps import leaves_enough, with_wide_steps
@@ -130,10 +130,12 @@ def make_executor(
 def _settled(model: Decoder, device: torch.device, setting: MemorySetting) -> MemorySetting:
     """Bring a CPU's weights into the form of its products where there is room; the setting that it is."""
     own = held_bytes(model) + sum(tensor.nbytes for tensor in model.buffers())
-    fits = ledger(setting, capacity_of(device, own)).setting
+    capacity = capacity_of(device, own)
+    fits = ledger(setting, capacity).setting
     if fits.on_cpu != setting.on_cpu:
         _log.warning("no room to pack the weights for the CPU: every step dequantizes them, which is slow")
-    settle_weights(model, packs=fits.on_cpu is not None and fits.on_cpu.packs)
+    with described("the packed weights do not fit this machine's memory", fits, capacity):
+        settle_weights(model, packs=fits.on_cpu is not None and fits.on_cpu.packs)
     return fits
 
 

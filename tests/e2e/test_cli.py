@@ -100,25 +100,36 @@ def test_help_does_not_wait_for_torch() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
-def test_threads_that_wait_sleep(given: str | None, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("OMP_WAIT_POLICY", None, "passive"),
+        ("OMP_WAIT_POLICY", "active", "active"),
+        ("OMP_NUM_THREADS", None, "3"),
+        ("OMP_NUM_THREADS", "40", "40"),
+    ],
+)
+def test_threads_that_wait_sleep_and_are_as_many_as_a_quota_allows(
+    name: str, given: str | None, expected: str
+) -> None:
     """The setting is there when torch is imported, and the user's own stays."""
     code = (
         "import os, sys\n"
         "class Watch:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY')); sys.exit(7)\n"
-        "from ingot.cli.main import app\n"
+        f"        if name == 'torch': print(os.environ.get('{name}')); sys.exit(7)\n"
+        "from ingot.cli import main\n"
+        "main.affine_processors, main.usable_processors = lambda: 64, lambda: 3\n"
         "sys.meta_path.insert(0, Watch())\n"
-        "app(['run', 'models/pocket-chat', 'Hi'])"
+        "main.app(['run', 'models/pocket-chat', 'Hi'])"
     )
-    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    others = {key: value for key, value in os.environ.items() if key != name}
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,
-        env=others | ({"OMP_WAIT_POLICY": given} if given else {}),
+        env=others | ({name: given} if given else {}),
     )
     assert (done.stdout, done.returncode) == (f"{expected}\n", 7), done.stderr
 

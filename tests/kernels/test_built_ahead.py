@@ -30,6 +30,7 @@ from ingot.kernels.built_ahead import (
     build_side_by_side,
     built_ahead,
     can_note_launches,
+    noted_folders,
     without_launches,
 )
 from ingot.kernels.triton_hooks import active_mode
@@ -118,6 +119,19 @@ def test_kernels_are_handed_over_once_and_run_after_the_block(machine: Machine) 
     machine.launch(2)
     machine.launch(2)
     assert (machine.built, machine.launched) == ([2], [2, 2])
+
+
+def test_folders_of_kernels_are_noted_built_or_not(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that were found, which a later start needs as well."""
+    monkeypatch.setattr(machine, "cache_dir", "/triton/ABC", raising=False)
+    machine.kept.add(1)
+    with built_ahead():
+        machine.launch(1)
+    assert noted_folders() == {"ABC"}
+    monkeypatch.setattr(machine, "cache_dir", "/triton/DEF")
+    with built_ahead():
+        machine.launch(2)
+    assert noted_folders() == {"ABC", "DEF"}
 
 
 def test_triton_gets_something_to_keep_at_once(machine: Machine) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
+from ingot import LLM
+from ingot.errors import OutOfMemoryError
 from ingot.kernels.cpu import huge_pages
 from ingot.kernels.cpu.huge_pages import CHUNK, huge_room
+from tests.tiny_models import save_model, tiny_config
 
 
 def test_rooms_are_aligned_empty_and_apart() -> None:
@@ -33,3 +41,18 @@ def test_small_rooms_share_a_chunk_that_ends_with_the_last_of_them() -> None:
     del second
     gc.collect()
     assert chunk() is None
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_a_system_without_room_is_reported_with_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(huge_pages, "_open", None)
+    with pytest.raises(OutOfMemoryError, match="Cannot allocate memory") as raised:
+        LLM(tmp_path, "cpu", quant="w8a16")
+    assert raised.value.ledger is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -73,6 +75,20 @@ def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
     assert thread is not None
     thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "LAZY"), ("EAGER", "EAGER")])
+def test_the_environment_is_set_before_the_thread_starts(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports beside it read the environment; the user's own value stays."""
+    seen = []
+    monkeypatch.setenv("CUDA_MODULE_LOADING", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_MODULE_LOADING")
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: seen.append(dict(os.environ)))
+    begin_context(None)
+    assert [one.get("CUDA_MODULE_LOADING") for one in seen] == [expected]
 
 
 def test_it_is_begun_without_pytorch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from triton import knobs
 
 from ingot import LLM, SamplingParams
 from ingot.config.kernel_plan import KernelPlan
@@ -214,7 +214,7 @@ PLAN = KernelPlan()
 def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Built kernels' folder, and a card."""
     monkeypatch.setattr(kept_kernels, "find_kernel_folder", lambda: None)
-    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return tmp_path
@@ -275,9 +275,54 @@ class TestBeginning:
         if what == "the code":
             monkeypatch.setattr(kept_kernels, "code_seen", lambda: "later")
         if what == "the folder":
-            monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "new"))
+            monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
         begin_warm_up(executor, plan)
         assert events == ["all", "all"]
+
+    @pytest.mark.parametrize("what", ["a folder", "a file", "all of them"])
+    def test_a_start_after_kernels_were_removed_builds_them_again(
+        self, what: str, monkeypatch: pytest.MonkeyPatch, notes: Path
+    ) -> None:
+        """As a cleaner does that removes old files; a kernel that was never built is not missed."""
+        events: list[str] = []
+        executor, _ = self.executor(monkeypatch, events)
+        monkeypatch.setattr(late_warm_up, "noted_folders", lambda: {"FIRST", "SECOND", "NEVER"})
+        (notes / "NEVER").mkdir()
+
+        def build() -> None:
+            for name in ("FIRST", "SECOND", "OTHERS"):
+                (notes / name).mkdir(exist_ok=True)
+                for end in ("json", "cubin"):
+                    (notes / name / f"kernel.{end}").touch()
+
+        monkeypatch.setattr(late_warm_up, "warm_up", lambda executor: (events.append("all"), build()))
+        begin_warm_up(executor, PLAN)
+        shutil.rmtree(notes / "OTHERS")
+        assert begin_warm_up(executor, PLAN).left
+        assert events.pop(0) == "all"
+        assert "all" not in events
+        for name in ("FIRST", "SECOND") if what == "all of them" else ("SECOND",):
+            if what == "a file":
+                (notes / name / "kernel.cubin").unlink()
+            else:
+                shutil.rmtree(notes / name)
+        del events[:]
+        assert begin_warm_up(executor, PLAN).left == 0
+        assert events == ["all"]
+        assert begin_warm_up(executor, PLAN).left, "a new note"
+
+    @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"FIRST": "two"}', '{"\\u0000": 1}', "\udcff"])
+    def test_a_note_that_is_none_is_written_again(
+        self, text: str, monkeypatch: pytest.MonkeyPatch, notes: Path
+    ) -> None:
+        events: list[str] = []
+        executor, _ = self.executor(monkeypatch, events)
+        (notes / "FIRST").mkdir()
+        begin_warm_up(executor, PLAN)
+        (note,) = (notes / "ingot-starts").iterdir()
+        note.write_bytes(text.encode("utf-8", errors="surrogateescape"))
+        assert begin_warm_up(executor, PLAN).left == 0
+        assert begin_warm_up(executor, PLAN).left
 
     def test_a_warm_up_that_fails_leaves_no_note(self, monkeypatch: pytest.MonkeyPatch) -> None:
         events: list[str] = []
@@ -349,6 +394,93 @@ def test_a_step_without_its_graph_gives_what_a_step_gives(
         assert [p.logprob for p in one.logprobs] == pytest.approx(
             [p.logprob for p in other.logprobs], abs=1e-4
         )
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("standing_in", [False, True])
+def test_captures_without_memory_end_neither_steps_nor_engine(
+    run_ahead: bool,
+    standing_in: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Prompts and decodes give what they give without graphs; each kind is logged once."""
+    save_model(tiny_config("llama", max_position_embeddings=512), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", max_batch_size=8, runtime=RuntimeConfig(prefix_reuse=False))
+    runner, tried = llm.executor.runner, []
+    prompts = [random_ids(n, seed=n) for n in (9, 70, 1, 130, 33)]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    wanted = [out.token_ids for out in llm.generate(prompts, params)]
+
+    def record(run: Any) -> None:
+        tried.append(run)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    for family in ("graphs", "prompt_graphs"):
+        monkeypatch.setattr(f"ingot.runtime.step.{family}.Recorder", lambda _: SimpleNamespace(record=record))
+        monkeypatch.setattr(f"ingot.runtime.step.{family}.PATIENCE", 3)
+    parts = runner.forward, runner.feed, runner.device, 8, 512
+    runner.graphs, runner.prompts = DecodeGraphs(*parts), PromptGraphs(*parts)
+    runner.graphs.standing_in = runner.prompts.standing_in = standing_in
+    llm.executor.run_ahead = run_ahead
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            assert [out.token_ids for out in llm.generate(prompts, params)] == wanted
+    assert runner.graphs.full
+    assert runner.prompts.full
+    lines = sorted(line for line in caplog.messages if "no memory for more CUDA graphs" in line)
+    assert ["decode steps" in line for line in lines] == [True, False]
+    assert len(tried) == 1 + len(runner.graphs._without), "each batch size is tried once, prompts once at all"
+
+
+class TestDecodesWithoutMemory:
+    def graphs(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> DecodeGraphs:
+        """A graph of 64 requests; others cannot be captured."""
+        graphs = decodes_of((64, "greedy"))
+        graphs._without, graphs.standing_in = set(), False
+
+        def capture(bucket: int, kind: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(graphs, "_capture", capture)
+        return graphs
+
+    def test_a_larger_batch_s_graph_stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        graphs = self.graphs(monkeypatch, torch.OutOfMemoryError())
+        larger = graphs._captured[64, KINDS["greedy"]]
+        assert graphs._graph_for(20, KINDS["greedy"]) == (64, larger)
+        assert graphs.full
+        assert graphs._graph_for(20, KINDS["filtered"]) == (24, None)
+
+    def test_other_errors_are_the_step_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        graphs = self.graphs(monkeypatch, RuntimeError("CUDA error: an illegal memory access"))
+        with pytest.raises(RuntimeError, match="illegal"):
+            graphs._graph_for(20, KINDS["greedy"])
+        assert not graphs.full
+
+    def test_tokens_that_wait_for_their_step_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A launch before a capture draws tokens of its own, and may end in the middle."""
+        graphs = decodes_of()
+        table = torch.arange(64)
+        graphs.feed, graphs.max_seq_len = SimpleNamespace(table=table), 64  # type: ignore[assignment]
+        batch = SimpleNamespace(input_ids=None, logits_indices=None)
+        buffer = SimpleNamespace(
+            fill_padding=int, upload=int, padded_batch=lambda *_: batch, feed_rows=None, draws=lambda *_: None
+        )
+        graphs.forward = SimpleNamespace(launch_some=lambda batch: None)  # type: ignore[assignment]
+        monkeypatch.setattr(graphs, "_buffer", lambda bucket: buffer)
+        for name in ("take_tokens", "replace", "Newest"):
+            monkeypatch.setattr(decode_graphs, name, lambda *_, **__: None)
+
+        def leave(*_: Any) -> None:
+            table.zero_()
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(decode_graphs, "leave_tokens", leave)
+        with pytest.raises(torch.OutOfMemoryError):
+            graphs._launch_once(8, [KINDS["greedy"]])
+        assert torch.equal(table, torch.arange(64))
 
 
 def keys_of(llm: LLM) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ from ingot.errors import OutOfMemoryError
 from ingot.memory import memory_error
 from ingot.memory.host_memory import host_ledger
 from ingot.memory.ledger import Capacity, MemorySetting, ledger
-from ingot.memory.memory_error import explained, measured, out_of_memory
+from ingot.memory.memory_error import explained, measured, out_of_memory, ran_out
 from ingot.memory.memory_fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
 from ingot.runtime import setup
 
@@ -291,6 +292,21 @@ class TestRuntime:
         assert not ledger(setting, Capacity("card", total)).loads
         with pytest.raises(OutOfMemoryError, match="at least 4096 tokens"):
             setup._num_blocks(None, CUDA, setting, Capacity("card", total))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError("out of memory"), False),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_lack_of_memory(error: Exception, expected: bool) -> None:
+    assert ran_out(error) is expected
 
 
 class TestErrors:

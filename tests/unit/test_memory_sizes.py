@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,44 @@ class TestActivations:
         runtime = RuntimeConfig(token_budget=budget)
         predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False)
         assert predicted == pytest.approx(tracked(SHAPES[name], torch.float32, runtime), rel=0.05)
+
+
+def other_window(layer: Any) -> None:
+    layer.self_attn.scoring = layer.self_attn.scoring._replace(window=64)
+
+
+def other_softcap(layer: Any) -> None:
+    layer.self_attn.scoring = layer.self_attn.scoring._replace(softcap=30.0)
+
+
+def other_class(layer: Any) -> None:
+    layer.self_attn.__class__ = type("OtherAttention", (type(layer.self_attn),), {})
+
+
+def other_scheme(layer: Any) -> None:
+    scheme = layer.mlp.down_proj.scheme
+    layer.mlp.down_proj.scheme = replace(scheme, per_tensor=True)
+
+
+def other_buffer(layer: Any) -> None:
+    layer.register_buffer("sinks", torch.zeros(4))
+
+
+CHANGES = [other_window, other_softcap, other_class, other_scheme, other_buffer, "rotary"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_layers_that_differ_are_two_kinds(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer 3 of 6 is of its own kind, and the end of layer 2 is another's."""
+    model = decoder(shape(num_layers=6), torch.float16, QuantConfig("w8a8"))
+    _, caches = largest_step(model, CPU, torch.float16, 8, RuntimeConfig(token_budget=64))
+    assert Forward(model, caches, fused=False)._unlike_layers == [0, 5]
+    if change == "rotary":
+        tables = [torch.zeros(2), torch.zeros(2)]
+        monkeypatch.setattr(model, "rope_table", lambda index: tables[index == 3])
+    else:
+        change(model.layers[3])
+    assert Forward(model, caches, fused=False)._unlike_layers == [0, 2, 3, 5]
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])

@@ -119,6 +119,22 @@ def test_facts_go_on_below_themselves(
     ]
 
 
+def test_a_verdict_s_line_goes_on_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "engines/pocket-chat on cpu in fp32, 1.2 s"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console.print_verdict("unproven here", text, "bold red")
+    assert capsys.readouterr().out == f"unproven here {text}\n"
+    for width in (20, 40, 54, 55):
+        monkeypatch.setenv("COLUMNS", str(width))
+        console.print_verdict("unproven here", text, "bold red")
+        lines = capsys.readouterr().out.splitlines()
+        assert " ".join(lines) == f"unproven here {text}"
+        assert max(map(len, lines)) <= width
+        assert len(lines) == (1 if width == 55 else 4 if width == 20 else 2)
+
+
 ROWS = [
     ("weights", "mlp", "5.9 MB", "fp16"),
     ("", "norms", "6.7 kB", "fp16, w4a16"),

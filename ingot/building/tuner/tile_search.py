@@ -5,7 +5,6 @@ A kernel's speed depends on its neighbours, so candidates are compared by the ti
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import row_bucket
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.control_groups import usable_processors
 from ingot.device import on_device
 from ingot.errors import DeviceError
 from ingot.kernels.activation import gated_mlp
@@ -164,7 +164,7 @@ class Search:
 
     def _compile(self) -> None:
         """Launch every candidate once, on threads: most of a compilation runs outside of Python's lock."""
-        threads = min(MOST_THREADS, os.cpu_count() or 1) if self._device.type == "cuda" else 1
+        threads = min(MOST_THREADS, usable_processors()) if self._device.type == "cuda" else 1
         tries = [(entry, tiles) for entry in self._entries for tiles in entry.others]
         with ThreadPoolExecutor(threads) as pool:
             reasons = pool.map(lambda one: self._launch(*one), tries)

@@ -67,6 +67,14 @@ def json_text(value: Any) -> str:
     return json.dumps(finite(value), indent=1, ensure_ascii=False) + "\n"
 
 
+def print_verdict(verdict: str, text: str, style: str) -> None:
+    """Print a coloured verdict and a text after it. On a screen that is narrower the text goes on below."""
+    first, *others = _wrapped(f"{verdict} {text}", _screen())
+    console = stdout()
+    console.print(first[: len(verdict)], style=style, end="")
+    console.print("\n".join((first[len(verdict) :], *others)), markup=False)
+
+
 def print_facts(facts: Iterable[tuple[str, str]], width: int) -> None:
     """Print a line per fact: its name, padded to ``width``, and its text. On a screen that is narrower the
     text goes on below itself, at a space.

@@ -1,7 +1,8 @@
 """The text of a barrier between the threads of a kernel, in LLVM's language.
 
-It spins for some 25 µs before it sleeps. OpenMP's own barrier sleeps at once where a process has made more
-threads than there are processors, and waking up took longer than a product.
+A thread that waits soon offers its processor to others: where there are fewer processors than threads, or
+other programs use them, one of those others is what it waits for. On an idle machine the offer returns at
+once, so that it waits for some 25 µs before it sleeps: waking up takes longer than a product.
 
     text = barrier_text()           # void meet(place, threads); place: ``BARRIER_WORDS`` int64, 0 at first
 """
@@ -11,14 +12,15 @@ from __future__ import annotations
 import platform
 
 BARRIER_WORDS = 2  # how often a thread has come; how many sleep
-_SPINS = 2000
+_PAUSES = 50  # about 1 µs
+_YIELDS = 64
 _WAIT, _WAKE = 128, 129  # of a futex within the process
 
 
 def barrier_text() -> str:
     """A function that returns once all threads have called it as often."""
     arm = platform.machine() in ("aarch64", "arm64")
-    pause, futex = ("yield", 98) if arm else ("pause", 202)
+    pause, futex, sched_yield = ("yield", 98, 124) if arm else ("pause", 202, 24)
     return f"""declare i64 @syscall(i64, ...)
 define internal void @meet(ptr %count, i64 %threads) noinline {{
 entry:
@@ -38,16 +40,22 @@ wake:
   call i64 (i64, ...) @syscall(i64 {futex}, ptr %count, i32 {_WAKE}, i32 65535, ptr null, ptr null, i32 0)
   br label %done
 wait:
-  %tries = phi i64 [ 0, %entry ], [ %more, %spin ], [ %more, %sleep ]
+  %tries = phi i64 [ 0, %entry ], [ %more, %pause ], [ %more, %offer ], [ %more, %sleep ]
   %now = load atomic i64, ptr %count seq_cst, align 8
   %met = icmp uge i64 %now, %all
   br i1 %met, label %done, label %idle
 idle:
   %more = add i64 %tries, 1
-  %long = icmp ugt i64 %tries, {_SPINS}
-  br i1 %long, label %sleep, label %spin
-spin:
+  %soon = icmp ult i64 %tries, {_PAUSES}
+  br i1 %soon, label %pause, label %late
+pause:
   call void asm sideeffect "{pause}", ""()
+  br label %wait
+late:
+  %later = icmp ult i64 %tries, {_PAUSES + _YIELDS}
+  br i1 %later, label %offer, label %sleep
+offer:
+  call i64 (i64, ...) @syscall(i64 {sched_yield})
   br label %wait
 sleep:
   atomicrmw add ptr %sleepers, i64 1 seq_cst

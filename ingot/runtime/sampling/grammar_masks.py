@@ -5,7 +5,6 @@ is there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ingot.control_groups import usable_processors
 from ingot.errors import RequestError
 from ingot.runtime.scheduling.request import Request
 from ingot.text.grammar.grammar_compiler import mask_words
@@ -152,5 +152,5 @@ class GrammarMasks:
 
     @cached_property
     def _threads(self) -> Executor:
-        count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        count = min(_MOST_THREADS, max(1, usable_processors() // 2))
         return self._given or ThreadPoolExecutor(count, "ingot-grammar")

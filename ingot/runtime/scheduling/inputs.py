@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
+from ingot.control_groups import usable_processors
 from ingot.errors import RequestError
 from ingot.layers.encoder_blocks.encoder import Encoder
 
@@ -185,7 +185,7 @@ def _content(tensor: torch.Tensor) -> Content:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "ingot-input")
+    return ThreadPoolExecutor(min(_MOST_THREADS, usable_processors()), "ingot-input")
 
 
 def no_inputs() -> RequestError:

@@ -10,14 +10,18 @@ import torch
 
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
+from ingot.layers.attention import Attention
 from ingot.layers.chosen_kernels import PLAIN, describe_kernels
 from ingot.layers.cpu_layers import CpuLayers
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Between, Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.linear import linears
 from ingot.layers.observer import Observed, both
 from ingot.layers.product_choice import BY_MODULE, ProductChooser, Step
 from ingot.layers.step_record import StepRecord
+from ingot.quant.schemes.linear_scheme import LinearScheme
 
 MOST_ROWS = max(PACKED_ROWS, DECODE_ROWS)  # of decode steps whose number of rows matters to a choice
 
@@ -72,10 +76,9 @@ class Forward:
     @functools.cached_property
     def _unlike_layers(self) -> list[int]:
         """The first layer of each kind, and the last one: what follows it is the head."""
-        layers, last = self.model.layers, len(self.model.layers) - 1
-        stored = [[(name, p.shape, p.dtype) for name, p in layer.named_parameters()] for layer in layers]
-        windows = [self.model.config.window(index) for index in range(last + 1)]
-        kinds = [str((windows[at], stored[at], stored[min(at + 1, last)])) for at in range(last + 1)]
+        last = len(self.model.layers) - 1
+        own = [_kind_of(self.model, at) for at in range(last + 1)]
+        kinds = [(own[at], own[min(at + 1, last)]) for at in range(last + 1)]  # a layer ends in the next norm
         return sorted({*map(kinds.index, kinds), last})
 
     def most_logits(self, num_requests: int) -> int:
@@ -134,3 +137,21 @@ class Forward:
             return BY_MODULE
         decodes, rows = batch.max_query_len == 1, len(batch.positions)
         return Step(decodes, rows if decodes and rows <= MOST_ROWS else None)
+
+
+def _kind_of(model: Decoder, index: int) -> str:
+    """What a layer's launches and their memory depend on; equal for layers that are alike."""
+    layer, rope = model.layers[index], model.rope_table(index)
+    tensors = [(name, t.shape, t.dtype) for name, t in (*layer.named_parameters(), *layer.named_buffers())]
+    modules = [(name, type(module).__qualname__) for name, module in layer.named_modules()]
+    attentions = [
+        (one.config, one.scoring) for one in layer.modules() if isinstance(one, (Attention, CrossAttention))
+    ]
+    schemes = [_scheme_kind(linear.scheme) for linear in linears(layer).values()]
+    return str((model.config.window(index), id(rope), tensors, modules, attentions, schemes))
+
+
+def _scheme_kind(scheme: LinearScheme) -> tuple[str, list[tuple[str, object]]]:
+    """Its class and settings, without the tensors that some hold."""
+    settings = [(name, value) for name, value in vars(scheme).items() if isinstance(value, (int, float, str))]
+    return type(scheme).__qualname__, settings

@@ -11,12 +11,14 @@ import torch
 
 from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS, batch_buckets
 from ingot.kernels.sampling.feed_tokens import take_tokens
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.encoding.child_graph import add_child
 from ingot.runtime.encoding.recording import Recorder
 from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import Newest, RowSampling
+from ingot.runtime.step.capture_room import room_for
 from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.step.step_buffer import StepBuffer
@@ -88,6 +90,7 @@ class DecodeGraphs:
         self._captured: dict[tuple[int, tuple[RowSampling, ...] | None], _Captured] = {}
         self._recorder = Recorder(device)
         self._missed: Counter[int] = Counter()
+        self._without: set[tuple[int, tuple[RowSampling, ...] | None]] = set()  # there was no memory for them
         self.standing_in = self.full = False
 
     def fits(self, num_requests: int) -> bool:
@@ -126,14 +129,32 @@ class DecodeGraphs:
     def _replay(
         self, layout: StepLayout, draws: Sequence[RowSampling], kind: tuple[RowSampling, ...] | None
     ) -> torch.Tensor | None:
-        bucket = self._choose(layout.num_requests, kind)
-        captured = self._capture(bucket, kind)
-        buffer = self._buffers[bucket]
+        bucket, captured = self._graph_for(layout.num_requests, kind)
+        buffer = self._buffer(bucket)
         buffer.fill(layout, draws)
         buffer.upload(self.feed)
+        if captured is None:
+            logits = self._compute(kind, buffer, buffer.padded_batch(1, self.max_seq_len))
+            self.forward.observed(self.forward.record)
+            return logits
         captured.graph.replay()
         self.forward.observed(captured.record)
         return captured.logits
+
+    def _graph_for(
+        self, num_requests: int, kind: tuple[RowSampling, ...] | None
+    ) -> tuple[int, _Captured | None]:
+        """The bucket that runs a batch, and its graph, which is captured if there is none. Without memory for
+        it, a larger batch's or none.
+        """
+        wanted = self._choose(num_requests, kind), kind
+        if wanted in self._captured or wanted in self._without:
+            return wanted[0], self._captured.get(wanted)
+        if not room_for(partial(self._capture, *wanted), "decode steps", is_news=not self.full):
+            self.full = True
+            self._without.add(wanted)
+            wanted = self._choose(num_requests, kind), kind
+        return wanted[0], self._captured.get(wanted)
 
     def _choose(self, num_requests: int, kind: tuple[RowSampling, ...] | None) -> int:
         """The bucket whose graph is to run a batch of this kind."""
@@ -164,12 +185,14 @@ class DecodeGraphs:
         buffer.upload(self.feed)
         batch = buffer.padded_batch(1, self.max_seq_len)
         table = self.feed.table.clone()
-        ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)
-        logits = self.forward.launch_some(replace(batch, input_ids=ids))
-        for kind in kinds:
-            draws = buffer.draws(bucket, kind)
-            leave_tokens(logits, draws, self.feed, Newest(ids, batch.logits_indices))
-        self.feed.table.copy_(table)  # the newest tokens, which are overwritten
+        try:
+            ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)
+            logits = self.forward.launch_some(replace(batch, input_ids=ids))
+            for kind in kinds:
+                draws = buffer.draws(bucket, kind)
+                leave_tokens(logits, draws, self.feed, Newest(ids, batch.logits_indices))
+        finally:
+            self.feed.table.copy_(table)  # the newest tokens, which are overwritten
 
     @torch.inference_mode()
     def _capture_sharing(self, bucket: int, kinds: Sequence[tuple[RowSampling, ...]]) -> None:
@@ -202,14 +225,16 @@ class DecodeGraphs:
         self._launch_once(bucket, [] if kind is None else [kind])
         buffer = self._buffers[bucket]
         batch = buffer.padded_batch(1, self.max_seq_len)
-
-        def run() -> torch.Tensor | None:
-            if kind is None:
-                return self.forward(batch)
-            draws = buffer.draws(bucket, kind)
-            sampled_step(self.forward, batch, buffer.feed_rows, draws, self.feed)
-            return None
-
-        graph, logits = self._recorder.record(run)
+        graph, logits = self._recorder.record(partial(self._compute, kind, buffer, batch))
         self._captured[bucket, kind] = _Captured(graph, logits, self.forward.record)
         return self._captured[bucket, kind]
+
+    def _compute(
+        self, kind: tuple[RowSampling, ...] | None, buffer: StepBuffer, batch: ForwardBatch
+    ) -> torch.Tensor | None:
+        """Compute what is in a bucket's buffer: its logits, or the tokens that the feed gets."""
+        if kind is None:
+            return self.forward(batch)
+        draws = buffer.draws(len(batch.logits_indices), kind)
+        sampled_step(self.forward, batch, buffer.feed_rows, draws, self.feed)
+        return None

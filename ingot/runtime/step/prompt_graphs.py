@@ -26,6 +26,7 @@ from ingot.runtime.encoding.recording import Recorder
 from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import Newest, RowSampling
 from ingot.runtime.scheduling.scheduled_batch import EMPTY
+from ingot.runtime.step.capture_room import room_for
 from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.step_buffer import StepBuffer
 
@@ -130,7 +131,7 @@ class PromptGraphs:
         """The step of the bucket, or what stands in for it."""
         wanted = tokens, requests
         if not (self.has_graph(wanted) or self.standing_in or self.full):
-            self.capture(wanted)
+            self._capture_if_room(wanted)
         if self.has_graph(wanted):
             return self._padded[wanted]
         for more in self.buckets[self.buckets.index(requests) + 1 :]:
@@ -138,8 +139,12 @@ class PromptGraphs:
                 return self._padded[tokens, more]
         self._missed[wanted] += 1
         if self._missed[wanted] > PATIENCE and not self.full:
-            self.capture(wanted)
+            self._capture_if_room(wanted)
         return self._step(wanted)
+
+    def _capture_if_room(self, bucket: tuple[int, int]) -> None:
+        """Capture a bucket in the middle of traffic; without memory for it none is captured any more."""
+        self.full = not room_for(partial(self.capture, bucket), "steps with prompts")
 
     def warm_up(self, num_requests: int, num_tokens: int) -> None:
         """Capture all buckets for steps of up to so many requests and tokens."""

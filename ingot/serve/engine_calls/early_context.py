@@ -15,6 +15,7 @@ def begin_context(device: str | None) -> threading.Thread | None:
     found = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", device or "auto")
     if found is None:
         return None
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as PyTorch does before it begins
     thread = threading.Thread(target=_make_context, args=(int(found[1] or 0),), daemon=True)
     thread.start()
     return thread
@@ -25,7 +26,6 @@ def _make_context(index: int) -> None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as PyTorch does before it begins
     device, context = ctypes.c_int(), ctypes.c_void_p()
     for call, *given in (
         (driver.cuInit, 0),

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
-from ingot.device import resolve_device
+from ingot.device import resolve_device, respect_quota
 from ingot.errors import IngotError, RequestError, printable
 from ingot.llm.batch_calls import keeping, pooled
 from ingot.llm.open_engine import executor_of, open_engine
@@ -252,6 +252,8 @@ def _open(load: ToEngine) -> tuple[Executor, LateWarmUp]:
         raise RequestError("an engine is loaded first", seen=type(load).__name__)
     if load.threads is not None:
         torch.set_num_threads(load.threads)
+    else:
+        respect_quota()
     check_manifest(Path(load.path), load.manifest)
     lengths = {"max_batch_size": load.max_batch_size, "max_seq_len": load.max_seq_len}
     given = {"layers": None, "quant": None, "chat_template": None}
