@@ -1,6 +1,6 @@
 """Limits that control groups (v1 and v2) set for this process, and the processors that it may use.
 
-usable_processors()  # 2 in a container with ``--cpus=2``, however many the machine has
+usable_processors()  # 2 in a container whose quota is two, however many the machine has
 """
 
 from __future__ import annotations

@@ -148,10 +148,10 @@ def _kind_of(model: Decoder, index: int) -> str:
         (one.config, one.scoring) for one in layer.modules() if isinstance(one, (Attention, CrossAttention))
     ]
     schemes = [_scheme_kind(linear.scheme) for linear in linears(layer).values()]
-    return str((model.config.window(index), id(rope), tensors, modules, attentions, schemes))
+    return str((id(rope), tensors, modules, attentions, schemes))
 
 
-def _scheme_kind(scheme: LinearScheme) -> tuple[str, list[tuple[str, object]]]:
+def _scheme_kind(scheme: LinearScheme) -> tuple[str, list[tuple[str, int | float | str]]]:
     """Its class and settings, without the tensors that some hold."""
     settings = [(name, value) for name, value in vars(scheme).items() if isinstance(value, (int, float, str))]
     return type(scheme).__qualname__, settings
