@@ -411,7 +411,7 @@ def test_captures_without_memory_end_neither_steps_nor_engine(
     runner, tried = llm.executor.runner, []
     prompts = [random_ids(n, seed=n) for n in (9, 70, 1, 130, 33)]
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-    wanted = [out.token_ids for out in llm.generate(prompts, params)]
+    wanted = [[out.token_ids for out in llm.generate(some, params)] for some in (prompts, prompts[:1])]
 
     def record(run: Any) -> None:
         tried.append(run)
@@ -426,11 +426,13 @@ def test_captures_without_memory_end_neither_steps_nor_engine(
     llm.executor.run_ahead = run_ahead
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
-            assert [out.token_ids for out in llm.generate(prompts, params)] == wanted
+            for some, expected in zip((prompts, prompts[:1]), wanted, strict=True):
+                assert [out.token_ids for out in llm.generate(some, params)] == expected
     assert runner.graphs.full
     assert runner.prompts.full
     lines = sorted(line for line in caplog.messages if "no memory for more CUDA graphs" in line)
     assert ["decode steps" in line for line in lines] == [True, False]
+    assert len(runner.graphs._without) > 1
     assert len(tried) == 1 + len(runner.graphs._without), "each batch size is tried once, prompts once at all"
 
 
