@@ -21,6 +21,11 @@ from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv, small_qkv
 from ingot.kernels.product.int8.fp8_library import library_takes
 from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
+from ingot.kernels.product.packed.packed_prompt import (
+    add_packed_prompt,
+    packed_prompt_gate_up,
+    takes_many_rows,
+)
 from ingot.kernels.product.prompt_gate_up import prompt_gate_up, prompt_up, takes_gate_up, takes_up
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.rows.operand_rows import OperandRows
@@ -296,6 +301,28 @@ class PackedProduct(Product):
         if post is not None:
             return super().join(x, hidden, norm, form, post)
         return form.sum_norm(norm, packed_matmul_parts(_wide(x), self.linear.stored()), hidden, self.bias)
+
+
+class PromptProduct(Product):
+    """A product by a weight of fewer bits that, of many rows, also computes the activation of gate and up, or
+    adds to the hidden states in place.
+    """
+
+    def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
+        rows, weight = _dense(x), self.linear.stored()
+        silu = isinstance(mlp, GatedMLP) and mlp.activation == "silu" and self.bias is None
+        if silu and isinstance(form, DenseForm) and takes_many_rows(rows, weight):
+            return packed_prompt_gate_up(rows, weight)
+        return super().inner(x, mlp, form)
+
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``, rounded once without ``post``."""
+        rows, weight = _dense(x), self.linear.stored()
+        if post is not None or not takes_many_rows(rows, weight):
+            return super().join(x, hidden, norm, form, post)
+        return form.norm(norm, add_packed_prompt(rows, weight, self.bias, hidden))
 
 
 class Int8Product(Product):

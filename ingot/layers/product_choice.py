@@ -29,6 +29,7 @@ from ingot.layers.layer_products import (
     Int8Product,
     PackedProduct,
     Product,
+    PromptProduct,
     SmallProduct,
 )
 from ingot.layers.linear import Linear, all_dense
@@ -135,6 +136,8 @@ class ProductChooser:
             return AddedProduct(linear, overlap=overlap)
         if name == "gate_up" and self.config.gated and linear.scheme.dense and not linear.has_bias:
             return GatedProduct(linear, overlap=overlap)
+        if name in ("o", "gate_up", "down") and linear.unpacks_prompts():
+            return PromptProduct(linear, overlap=overlap)
         return Product(linear, overlap=overlap)
 
     def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:

@@ -207,7 +207,8 @@ def tiles_of(kwargs: dict[str, Any]) -> dict[str, Any]:
 def form_of(kernel: JITFunction, kwargs: dict[str, Any]) -> tuple[str, str | None, int]:
     """A launch's kernel, its loop and whether it starts early."""
     tiles = tiles_of(kwargs)
-    return kernel.__name__, tiles.get("KIND"), tiles.get("OVERLAP", 1)
+    loop = "gates" if tiles.get("GATED") else tiles.get("KIND")
+    return kernel.__name__, loop, tiles.get("OVERLAP", 1)
 
 
 def least_capability(case: str) -> int:

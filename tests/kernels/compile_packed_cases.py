@@ -12,7 +12,11 @@ from typing import Any
 import torch
 
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
-from ingot.kernels.product.packed.packed_prompt import packed_prompt
+from ingot.kernels.product.packed.packed_prompt import (
+    add_packed_prompt,
+    packed_prompt,
+    packed_prompt_gate_up,
+)
 from ingot.kernels.product.prompt_gate_up import prompt_gate_up, prompt_up
 from ingot.kernels.rows.operand_rows import OperandRows
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
@@ -47,6 +51,13 @@ def prompt(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, o
     x, weight = empty(300, 4096, dtype=dtype), in_bits(bits, outputs, 4096, group, zeros, dtype)
     launched(packed_prompt)(x, weight, empty(outputs, dtype=dtype))
     launched(packed_prompt)(x, weight)
+    launched(add_packed_prompt)(x, weight, None, empty(300, outputs, dtype=dtype))
+
+
+def packed_gates(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False) -> None:
+    """Gate and up of a weight of few bits, with their activation."""
+    x, weight = empty(300, 4096, dtype=dtype), in_bits(bits, 28672, 4096, group, zeros, dtype)
+    launched(packed_prompt_gate_up)(x, weight)
 
 
 def gate_up(dtype: torch.dtype, rows: int) -> None:
@@ -75,6 +86,13 @@ PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "prompts in 8 bits bf16 with zeros": lambda: prompt(BRAIN, 8, 0, True),
     "prompts in 4 bits bf16 by 128 with zeros": lambda: prompt(BRAIN, 4, 128, True),
     "prompts in 4 bits fp16": lambda: prompt(HALF, 4),
+    "prompts in 8 bits bf16, gates": lambda: packed_gates(BRAIN, 8),
+    "prompts in 4 bits bf16 by 128 with zeros, gates": lambda: packed_gates(BRAIN, 4, 128, True),
+    "prompts in 4 bits fp16 by 128, gates": lambda: packed_gates(HALF, 4, 128),
+    "prompts in 4 bits bf16 by 32 with zeros, gates": lambda: packed_gates(BRAIN, 4, 32, True),
+    "prompts in 4 bits bf16 by 32": lambda: prompt(BRAIN, 4, 32),
+    "prompts in 4 bits bf16 by 64 with zeros": lambda: prompt(BRAIN, 4, 64, True),
+    "prompts in 8 bits fp16 by 64 with zeros": lambda: prompt(HALF, 8, 64, True),
     "straight in 8 bits 16 bf16": lambda: straight(BRAIN, 16, 8, 22016),
     "straight in 8 bits 32 fp16": lambda: straight(HALF, 32, 8, 12288),
     "straight in 8 bits 64 bf16": lambda: straight(BRAIN, 64, 8, 12288),

@@ -7,16 +7,30 @@ from unittest import mock
 import pytest
 import torch
 
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import IngotError
+from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.product.packed import packed_prompt as packed_prompt_module
 from ingot.kernels.product.packed.packed_prompt import (
+    add_packed_prompt,
     packed_prompt,
+    packed_prompt_gate_up,
     prompt_loop_of,
     prompt_rows,
+    takes_many_rows,
     takes_prompt,
     unpacks_prompts,
 )
 from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.layers import layer_products
+from ingot.layers.build_context import BuildContext
+from ingot.layers.linear import Linear
+from ingot.layers.mlp import GatedMLP
+from ingot.layers.norm import Norm
+from ingot.layers.product_choice import ProductChooser, Step
+from ingot.layers.row_forms import DenseForm
 from ingot.quant.schemes import weight_only
 from ingot.quant.schemes.weight_only import InvariantWeightOnly, WeightOnly
 from tests.kernels.numerics import assert_near, normal
@@ -30,6 +44,10 @@ FORMS = [
     (8, 128, False),
     (4, 0, True),
     (4, 128, True),
+    (4, 32, True),
+    (4, 32, False),
+    (4, 64, True),
+    (8, 64, True),
     (4, 256, False),
     (4, 1024, True),
 ]
@@ -38,7 +56,7 @@ FORMS = [
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device is one."""
-    monkeypatch.setattr(packed_prompt_module, "_hopper", lambda device: True)
+    monkeypatch.setattr(packed_prompt_module, "is_hopper", lambda device: True)
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
@@ -48,6 +66,15 @@ def test_the_reference_is_the_product(form: tuple[int, int, bool], dtype: torch.
     bias = normal(128, dtype=dtype, seed=3)
     assert_near(packed_prompt(x, weight, bias), expected(x, weight) + bias.double())
     assert packed_prompt(x[:0], weight).shape == (0, 128)
+    gated, (gate, up) = packed_prompt_gate_up(x, weight), expected(x, weight).chunk(2, dim=-1)
+    assert gated.dtype == dtype
+    assert_near(gated, torch.nn.functional.silu(gate) * up)
+    assert packed_prompt_gate_up(x[:0], weight).shape == (0, 64)
+    for shift in (bias, None):
+        hidden = normal(7, 128, dtype=dtype, seed=4)
+        wanted = hidden.double() + expected(x, weight) + (0 if shift is None else shift.double())
+        assert add_packed_prompt(x, weight, shift, hidden) is hidden
+        assert_near(hidden, wanted)
 
 
 def test_what_is_no_product() -> None:
@@ -60,16 +87,18 @@ def test_what_is_no_product() -> None:
         packed_prompt(torch.ones(70, 64).half(), StoredWeight(torch.ones(128, 64).half(), 64))
     with pytest.raises(IngotError, match="bias has the wrong shape"):
         packed_prompt(torch.ones(70, 64).half(), weight, torch.ones(127).half())
+    with pytest.raises(IngotError, match="hidden has the wrong shape"):
+        add_packed_prompt(torch.ones(70, 64).half(), weight, None, torch.ones(70, 64).half())
+    with pytest.raises(IngotError, match="hidden has the wrong dtype"):
+        add_packed_prompt(torch.ones(70, 64).half(), weight, None, torch.ones(70, 128))
 
 
 @pytest.mark.usefixtures("hopper")
 def test_what_the_kernel_takes() -> None:
-    """Whole tiles of outputs, groups of 128 and more, rows that a descriptor reads."""
+    """Whole tiles of outputs, any groups, rows that a descriptor reads."""
     x = normal(9, 512, dtype=torch.bfloat16)
     for form in FORMS:
         assert takes_prompt(x, random_weight(form, 256, 512, torch.bfloat16, "cpu"))
-    for form in ((8, 64, True), (4, 32, False), (4, 64, True)):
-        assert not takes_prompt(x, random_weight(form, 256, 512, torch.bfloat16, "cpu"))
     weight = random_weight((4, 128, True), 256, 512, torch.bfloat16, "cpu")
     assert not takes_prompt(x.half(), weight)
     assert not takes_prompt(x, random_weight((4, 128, True), 192, 512, torch.bfloat16, "cpu"))
@@ -78,6 +107,10 @@ def test_what_the_kernel_takes() -> None:
     assert not takes_prompt(wide[:, 4:516], weight)
     assert not takes_prompt(normal(9, 517, dtype=torch.bfloat16)[:, :512], weight)
     assert not unpacks_prompts(StoredWeight(torch.ones(128, 64), 64))
+    many = normal(257, 512, dtype=torch.bfloat16)
+    assert takes_many_rows(many, weight)
+    assert not takes_many_rows(many[:256], weight)
+    assert not takes_many_rows(many.half(), weight)
 
 
 def test_other_devices_do_not_take_it() -> None:
@@ -120,14 +153,19 @@ def test_rows_of_a_scheme(rows: int, wanted: str) -> None:
         ((8, 0, False), 128, 2, False, 1),
         ((8, 128, False), 256, 2, False, 1),
         ((4, 0, False), 256, 16, False, 1),
+        ((4, 32, True), 256, 16, False, 1),
     ],
 )
 def test_no_words_beyond_the_next_tile(
     form: tuple[int, int, bool], rows: int, chunks: int, early: bool, unroll: int
 ) -> None:
     """Words are loaded two chunks ahead only where a row has two; an iteration's chunks divide a row's."""
-    loop = prompt_loop_of((*form, False), rows, chunks)
+    loop = prompt_loop_of((*form, False, False, False), rows, chunks)
     assert (early, unroll) == (loop.EARLY, loop.UNROLL)
+    assert (32 if form[1] == 32 else 64) == loop.COLS
+    assert loop.STAGES * rows * loop.COLS * 2 == 160 << 10
+    gates = prompt_loop_of((*form, False, True, False), rows, chunks)
+    assert gates == loop._replace(GATED=True)  # SiLU has its sums where others have their results
     assert (rows, *form[:2]) == (loop.BLOCK_T, loop.BITS, loop.GROUP)
 
 
@@ -154,6 +192,78 @@ def test_both_tiles_are_built_before_the_first_is_needed(
     assert len(warmed) == 1
 
 
+def packed_mlp(mlp: str, bias: bool, quant: str) -> GatedMLP:
+    """Gated MLP of 128 hidden and inner values with random weights, bf16."""
+    config = DecoderConfig(
+        "llama", 97, 128, 128, 1, num_heads=4, num_kv_heads=2, head_dim=32, max_positions=256, mlp=mlp,
+        mlp_bias=bias,
+    )  # fmt: skip
+    module = GatedMLP(config, BuildContext(QuantConfig(quant), KernelPlan(), torch.bfloat16))
+    for linear in (module.gate_up_proj, module.down_proj):
+        shift = normal(linear.out_features, dtype=torch.bfloat16) if bias else None
+        weight = normal(linear.out_features, linear.in_features, dtype=torch.bfloat16) / 16
+        for name, tensor in linear.scheme.pack(weight, shift).items():
+            linear.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    return module
+
+
+def prompt_product(name: str, linear: Linear) -> layer_products.Product:
+    """What prompts' steps choose."""
+    chooser = mock.Mock(dtype=torch.bfloat16, config=mock.Mock(gated=True), spec=ProductChooser)
+    return ProductChooser.product(chooser, name, linear, Step(decodes=False))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("mlp", "bias", "quant", "rows", "gates"),
+    [
+        ("silu_gated", False, "w4a16", 257, 1),
+        ("silu_gated", False, "w8a16", 300, 1),
+        ("silu_gated", False, "w4a16", 256, 0),
+        ("gelu_tanh_gated", False, "w4a16", 257, 0),
+        ("silu_gated", True, "w4a16", 257, 0),
+    ],
+)
+def test_prompts_compute_the_activation_in_the_product(
+    mlp: str, bias: bool, quant: str, rows: int, gates: int
+) -> None:
+    """SiLU without a bias, of many rows; as the modules compute it."""
+    module, x = packed_mlp(mlp, bias, quant), normal(rows, 128, dtype=torch.bfloat16)
+    linear = module.gate_up_proj
+    product = ProductChooser.product(
+        mock.Mock(dtype=torch.bfloat16, config=mock.Mock(gated=True), spec=ProductChooser),
+        "gate_up",
+        linear,
+        Step(decodes=False),
+    )
+    with mock.patch.object(layer_products, "packed_prompt_gate_up", wraps=packed_prompt_gate_up) as called:
+        found = product.inner(x, module, DenseForm())
+    assert called.call_count == gates
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found, module.activate(linear(x)), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("rows", "bias", "adds"), [(257, False, 1), (300, True, 1), (256, True, 0)])
+def test_prompts_are_added_to_the_hidden_states_in_the_product(rows: int, bias: bool, adds: int) -> None:
+    module, x = packed_mlp("silu_gated", bias, "w4a16"), normal(rows, 128, dtype=torch.bfloat16)
+    linear, hidden = module.down_proj, normal(rows, 128, dtype=torch.bfloat16, seed=5)
+    wanted = hidden.float() + linear(x).float()
+    product = ProductChooser.product(
+        mock.Mock(dtype=torch.bfloat16, config=mock.Mock(gated=True), spec=ProductChooser),
+        "down",
+        linear,
+        Step(decodes=False),
+    )
+    norm = mock.Mock(spec=Norm, side_effect=lambda s, residual, tiles: (
+        None, s if residual is None else s + residual
+    ))  # fmt: skip
+    with mock.patch.object(layer_products, "add_packed_prompt", wraps=add_packed_prompt) as called:
+        _, found = product.join(x, hidden, norm, DenseForm())
+    assert called.call_count == adds
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
 def test_rows_of_a_tile() -> None:
     """Small tiles where large ones leave most of 132 programs without work, or end with few in work."""
     assert [prompt_rows(rows, 4096, 132) for rows in (257, 512, 768, 1024, 1536, 2048)] == [
@@ -166,6 +276,7 @@ def test_rows_of_a_tile() -> None:
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="Hopper's"
 )
+@pytest.mark.usefixtures("poisoned_allocations")
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 def test_equal_to_float64(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
@@ -180,4 +291,11 @@ def test_equal_to_float64(form: tuple[int, int, bool], dtype: torch.dtype) -> No
         y.fill_(float("nan"))
         del y
         assert_near(packed_prompt(x, weight), expected(x, weight))
-        assert torch.equal(packed_prompt(x, weight), packed_prompt(x, weight))
+        plain = packed_prompt(x, weight)
+        assert torch.equal(plain, packed_prompt(x, weight))
+        assert torch.equal(packed_prompt_gate_up(x, weight), silu_mul(plain))
+        hidden = normal(rows, outputs, dtype=dtype, device="cuda", seed=4)
+        wanted = expected(x, weight) + bias.double() + hidden.double()
+        assert_near(add_packed_prompt(x, weight, bias, hidden), wanted)
+        if rows > 300:  # the same bits in another place
+            assert torch.equal(packed_prompt_gate_up(x[64:], weight), silu_mul(plain)[64:])

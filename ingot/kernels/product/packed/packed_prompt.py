@@ -2,7 +2,7 @@
 
     if takes_prompt(x, weight): y = packed_prompt(x, weight, bias)
 
-The kernel is in prompt_loop.py.
+The kernel is in prompt_loop.py. Of gate and up it also computes the activation.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 import triton
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ingot.kernels.activation.gated_mlp import silu_mul_reference
 from ingot.kernels.kernel_checks import expect, multiprocessors, runs_on_gpu
 from ingot.kernels.product.packed.packed_matmul import DTYPES, expect_packed, packed_matmul_reference
+from ingot.kernels.product.packed.prompt_gates import GATE_ROWS
 from ingot.kernels.product.packed.prompt_loop import packed_prompt_kernel
-from ingot.kernels.product.packed.prompt_tiles import COLS, PromptLoop
-from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
-from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.kernels.product.packed.prompt_tiles import PromptLoop
+from ingot.kernels.product.prompt_epilogue import describable, descriptor, is_hopper
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
+from ingot.kernels.weight.stored_weight import StoredWeight, part_columns
 
 BLOCK_N = 128
 # Rows of a tile: steps in shared memory, and the time of a tile in % of that of the first.
 BLOCK_T = {256: (5, 100), 128: (10, 60)}
-SPAN = 16
+SPAN = 8  # tiles of rows in turn: programs that run at once read so few rows and weights that L2 has both
 _BUILT: set[tuple[Any, ...]] = set()
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -40,25 +40,23 @@ def prompt_rows(tokens: int, outputs: int, programs: int) -> int:
     return min(BLOCK_T, key=time)
 
 
-@functools.cache
-def _hopper(device: torch.device) -> bool:
-    """Whether a GPU has the instructions: compute capability 9."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 def takes_prompt(x: torch.Tensor, weight: StoredWeight) -> bool:
     """Whether this kernel can multiply these rows and this weight: on Hopper, in fp16 or bf16, of whole tiles
-    of outputs, without groups or by 128 columns and more, and of rows that start at multiples of 16 bytes.
+    of outputs, and of rows that start at multiples of 16 bytes.
     """
-    starts = (x.data_ptr(), x.stride(0) * x.element_size())
-    read = x.dtype in DTYPES and all(start % DESCRIPTOR_ALIGNMENT == 0 for start in starts)
+    read = x.dtype in DTYPES and describable(x)
     return read and unpacks_prompts(weight) and weight.scales is not None and weight.scales.dtype == x.dtype
+
+
+def takes_many_rows(x: torch.Tensor, weight: StoredWeight) -> bool:
+    """Whether a product of these rows is this kernel's: of more than packed_matmul takes."""
+    return len(x) > PACKED_ROWS and takes_prompt(x, weight)
 
 
 def unpacks_prompts(weight: StoredWeight) -> bool:
     """Whether the kernel takes such a weight, on the GPU where it lies."""
     whole = weight.out_features % BLOCK_N == 0
-    return whole and weight.bits < 16 and weight.group not in (32, 64) and _hopper(weight.values.device)
+    return whole and weight.bits < 16 and is_hopper(weight.values.device)
 
 
 def packed_prompt(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -84,10 +82,57 @@ def packed_prompt(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | No
     return y
 
 
-def _launch(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+def add_packed_prompt(
+    x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None, hidden: torch.Tensor
+) -> torch.Tensor:
+    """hidden + x W^T + bias, rounded once, in place of ``hidden`` [M, N], dtype of x; other arguments are as
+    of :func:`packed_prompt`.
+    """
+    expect_packed(x, weight)
+    expect("hidden", hidden, (len(x), weight.out_features), like=x)
+    if bias is not None:
+        expect("bias", bias, (weight.out_features,), like=x)
+    if not runs_on_gpu(x):
+        y = packed_matmul_reference(x, weight)
+        return hidden.copy_(hidden.float() + (y if bias is None else y + bias.float()))
+    if hidden.numel():
+        _launch(x, weight, bias, hidden, adds=True)
+    return hidden
+
+
+def packed_prompt_gate_up(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
+    """silu(gate) * up of the product with gate and up (Shazeer, 2020: SwiGLU), in one kernel, rounded as
+    ``silu_mul(packed_prompt(x, weight))``.
+
+    Args:
+        x: [M, K] as of :func:`packed_prompt`.
+        weight: [2 I, K], gate first; I is a multiple of 64.
+
+    Returns:
+        [M, I], dtype of x.
+    """
+    expect_packed(x, weight)
+    if not runs_on_gpu(x):
+        return silu_mul_reference(packed_matmul_reference(x, weight).to(x.dtype))
+    y = x.new_empty((x.shape[0], weight.out_features // 2))
+    if y.numel():
+        _launch(x, weight, None, y, gates=True)
+    return y
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: StoredWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    *,
+    gates: bool = False,
+    adds: bool = False,
+) -> None:
     programs = multiprocessors(x.device)
-    kind = (weight.bits, weight.group, weight.zeros is not None, bias is not None)
-    loops = {rows: prompt_loop_of(kind, rows, weight.values.shape[1] // COLS.value) for rows in BLOCK_T}
+    kind = (weight.bits, weight.group, weight.zeros is not None, bias is not None, gates, adds)
+    chunks = weight.values.shape[1] // part_columns(weight.group)
+    loops = {rows: prompt_loop_of(kind, rows, chunks) for rows in BLOCK_T}
     block = prompt_rows(len(x), weight.out_features, programs)
     built = (x.dtype, x.device, loops[block]._replace(BLOCK_T=0, STAGES=0))
     if built not in _BUILT:  # a server should not compile beside its first short prompt
@@ -101,13 +146,15 @@ def _launch(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None, y:
 
 
 @functools.cache
-def prompt_loop_of(kind: tuple[int, int, bool, bool], rows: int, chunks: int) -> PromptLoop:
-    """The kernel's constants: ``kind`` is its first four, ``rows`` a tile's, ``chunks`` a weight row's. In 8
+def prompt_loop_of(kind: tuple[int, int, bool, bool, bool, bool], rows: int, chunks: int) -> PromptLoop:
+    """The kernel's constants: ``kind`` is its first six, ``rows`` a tile's, ``chunks`` a weight row's. In 8
     bits a chunk is two steps, in which words do not arrive: they are loaded earlier.
     """
     early = rows == 256 and kind[:3] == (8, 0, False) and chunks > 1
     unroll = 2 if early and chunks % 2 == 0 else 1
-    return PromptLoop(*kind, rows, BLOCK_N, BLOCK_T[rows][0], early, unroll, SPAN)
+    columns = part_columns(kind[1])
+    stages = BLOCK_T[rows][0] * 64 // columns
+    return PromptLoop(*kind, columns, rows, BLOCK_N, stages, early, unroll, SPAN)
 
 
 def _arguments(
@@ -116,9 +163,11 @@ def _arguments(
     """The kernel's arguments for tiles of ``block`` rows."""
     words, scales = weight.values, weight.scales
     assert scales is not None
+    columns = part_columns(weight.group)
+    gates = y.shape[1] < weight.out_features
     return (
-        TensorDescriptor(x, list(x.shape), list(x.stride()), [block, COLS.value], _LAYOUT),
-        TensorDescriptor(y, list(y.shape), list(y.stride()), [block, BLOCK_N // 2], _LAYOUT),
+        descriptor(x, block, columns),
+        descriptor(y, GATE_ROWS, BLOCK_N // 4) if gates else descriptor(y, block, BLOCK_N // 2),
         words.view(torch.int32),
         words.stride(0) * 8,  # 16 rows, two words each
         scales,
@@ -128,6 +177,6 @@ def _arguments(
         len(x),
         weight.out_features,
         weight.in_features,
-        words.shape[1] // COLS.value,
+        words.shape[1] // columns,
         0,
     )

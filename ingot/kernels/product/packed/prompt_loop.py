@@ -24,30 +24,30 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import constexpr, tensor
 
+from ingot.kernels.product.packed.prompt_gates import STAGED, apply_gates
 from ingot.kernels.product.packed.prompt_tiles import (
-    CHUNK,
-    COLS,
     Places,
+    PromptLoop,
     copy_rows,
     tile_corner,
     tile_count,
 )
 from ingot.kernels.product.packed.prompt_words import (
-    arranged,
     less_of,
+    loaded_words,
     operand,
     own_rows,
     pair_layout,
-    sums_layout,
     twice,
     wide,
+    word_places,
 )
 
 
 @triton.constexpr_function
-def _groups(bits: int, group: int) -> int:
+def _groups(loop: PromptLoop) -> int:
     """Groups of columns in a chunk."""
-    return max(COLS.value * 16 // bits // group, 1) if group else 1
+    return max(loop.COLS * 16 // loop.BITS // loop.GROUP, 1) if loop.GROUP else 1
 
 
 @gluon.jit
@@ -55,8 +55,8 @@ def _beside(
     chunk: tensor, rows: tensor, places: tensor, ZEROS: constexpr, LOOP: constexpr, DTYPE: constexpr
 ) -> tensor:
     """Scales of a chunk's groups, or what takes the zeros away, in both halves of 32 bits: a tuple."""
-    WIDTH: constexpr = COLS * 16 // LOOP.BITS
-    GROUPS: constexpr = _groups(LOOP.BITS, LOOP.GROUP)
+    WIDTH: constexpr = LOOP.COLS * 16 // LOOP.BITS
+    GROUPS: constexpr = _groups(LOOP)
     found = ()
     for own in gl.static_range(GROUPS):
         group = (chunk * WIDTH + own * (WIDTH // GROUPS)) // LOOP.GROUP
@@ -79,7 +79,7 @@ def _factors(chunk: tensor, rows: tensor, places: tensor, LOOP: constexpr, DTYPE
     if LOOP.ZEROS and LOOP.GROUP > 0:
         less = _beside(chunk, rows, places, True, LOOP, DTYPE)
     else:
-        for _own in gl.static_range(_groups(LOOP.BITS, LOOP.GROUP)):
+        for _own in gl.static_range(_groups(LOOP)):
             less = less + (less_of(middle, LOOP.BITS, DTYPE),)  # noqa: RUF005
     scales = less
     if LOOP.GROUP > 0:
@@ -92,42 +92,45 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
     """One group's half of the outputs, tile by tile: the first words of a tile are loaded and unpacked in the
     last steps of the one before.
     """
-    _x_desc, y_desc, xs, staged, ready, free, places = everything
+    _x_desc, y_desc, xs, staged, ready, free, filled, emptied, places = everything
     DTYPE: constexpr = y_desc.dtype
     BLOCK_T: constexpr = LOOP.BLOCK_T
     BLOCK_N: constexpr = LOOP.BLOCK_N // 2
+    WIDTH: constexpr = BLOCK_N // 2 if LOOP.GATED else BLOCK_N
     PARTS: constexpr = 16 // LOOP.BITS
-    GROUPS: constexpr = _groups(LOOP.BITS, LOOP.GROUP)
+    GROUPS: constexpr = _groups(LOOP)
     UNROLL: constexpr = LOOP.UNROLL
+    CHUNK: constexpr = 8 * LOOP.COLS  # 32-bit words of 16 rows
     MMA: constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_T, 16]
     )
     LEFT: constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2)
-    LOADS: constexpr = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
-    index = gl.arange(0, 8 * BLOCK_N, gl.SliceLayout(1, LOADS))
-    four = gl.arange(0, 4, gl.SliceLayout(0, LOADS))
-    lanes = index[:, None] + four[None, :] * 0
-    block = index // 32 % (BLOCK_N // 16) * places.block_stride
-    place = (index // (2 * BLOCK_N) * 128 + index % 32 * 4 + block)[:, None] + four[None, :]
-    rows = own_rows(BLOCK_N, gl.SliceLayout(1, pair_layout(BLOCK_N, COLS)))
-    sum_rows = own_rows(BLOCK_N, gl.SliceLayout(1, MMA))
+    ROWS: constexpr = gl.SliceLayout(1, pair_layout(BLOCK_N, LOOP.COLS))
+    SUM_ROWS: constexpr = gl.SliceLayout(1, MMA)
+    apart = places.outputs // 2  # up's outputs from the gate's
+    place = word_places(places.block_stride, LOOP)
+    second = gl.to_tensor(64).to(gl.int64)  # words of a thread's second row from those of its first
+    if LOOP.GATED:
+        second = (apart // 16).to(gl.int64) * places.block_stride
+    rows, sum_rows = own_rows(BLOCK_N, apart, LOOP, ROWS), own_rows(BLOCK_N, apart, LOOP, SUM_ROWS)
     slot = 0
     phase = 0
     before = slot
+    turn = 0
     first_token, first_output = tile_corner(gl.program_id(0), places, LOOP)
-    first_output += WHICH * BLOCK_N
+    first_output += WHICH * WIDTH
     here = (first_output // 16).to(gl.int64) * places.block_stride
-    loaded = gl.load(places.words + (here + place))
+    loaded = loaded_words(places.words, here, second, place, LOOP.COLS)
     less, scales = _factors(0, first_output + rows, places, LOOP, DTYPE)
     next_less, next_scales = less, scales
-    words = arranged(loaded, lanes, BLOCK_N, COLS)
+    words = loaded
     if LOOP.EARLY:
-        loaded = gl.load(places.words + here + CHUNK + place)
+        loaded = loaded_words(places.words, here + CHUNK, second, place, LOOP.COLS)
     left = operand(wide(words, less[0], scales[0], 0, LOOP, DTYPE), DTYPE, LEFT)
     acc = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, MMA))
     for tile in range(gl.program_id(0), tile_count(places, LOOP), gl.num_programs(0)):
         next_token, next_output = tile_corner(tile + gl.num_programs(0), places, LOOP)
-        next_output += WHICH * BLOCK_N
+        next_output += WHICH * WIDTH
         there = (next_output // 16).to(gl.int64) * places.block_stride
         if LOOP.GROUP == 0:
             row_scales = gl.load(places.scales + first_output + sum_rows)
@@ -145,12 +148,14 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
                     if unit + part > 0:
                         mbarrier.arrive(free.index(before), count=1)
                     if part + 1 == PARTS:
-                        words = arranged(loaded, lanes, BLOCK_N, COLS)
+                        words = loaded
                         less, scales = next_less, next_scales
                         if LOOP.EARLY:
-                            second = chunk + 2 - gl.where(chunk + 2 >= places.chunks, places.chunks, 0)
-                            from_here = gl.where(second == chunk + 2, here, there)
-                            loaded = gl.load(places.words + (from_here + second * CHUNK + place))
+                            later = chunk + 2 - gl.where(chunk + 2 >= places.chunks, places.chunks, 0)
+                            from_here = gl.where(later == chunk + 2, here, there)
+                            loaded = loaded_words(
+                                places.words, from_here + later * CHUNK, second, place, LOOP.COLS
+                            )
                         pairs = wide(words, less[0], scales[0], 0, LOOP, DTYPE)
                         if unit + 1 == UNROLL:
                             # Registers of the loop's next product are written while none runs: otherwise the
@@ -167,8 +172,15 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
                         ends = chunk + 1 == places.chunks
                         later = gl.where(ends, 0, chunk + 1)
                         if not LOOP.EARLY:
-                            at = gl.where(ends, there, here + later * CHUNK) + place
-                            loaded = gl.load(places.words + at)
+                            at = gl.where(ends, there, here + later * CHUNK)
+                            loaded = loaded_words(places.words, at, second, place, LOOP.COLS)
+                        if LOOP.ADDS:
+                            tma.store_wait(0)
+                            bar = filled.index(WHICH)
+                            mbarrier.expect(bar, BLOCK_T * WIDTH * 2, pred=ends)
+                            tma.async_copy_global_to_shared(
+                                y_desc, [first_token, first_output], bar, staged.index(WHICH), pred=ends
+                            )
                         at_rows = gl.where(ends, next_output, first_output) + rows
                         next_less, next_scales = _factors(later, at_rows, places, LOOP, DTYPE)
                     before = slot
@@ -176,28 +188,49 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
                     if slot == LOOP.STAGES:
                         slot = 0
                         phase ^= 1
+        if LOOP.GATED:
+            mbarrier.wait(emptied.index(WHICH), turn ^ 1)
+            turn ^= 1
         sums = warpgroup_mma_wait(0, deps=(acc,))
         acc = warpgroup_mma_init(sums)
         if LOOP.GROUP == 0:
             sums *= row_scales.to(gl.float32)[:, None]
         if LOOP.BIAS:
             sums += bias.to(gl.float32)[:, None]
-        _store(sums.to(DTYPE), first_token, first_output, y_desc, staged.index(WHICH))
+        stage = staged.index(WHICH)
+        if LOOP.GATED:
+            stage.store(gl.permute(sums.to(DTYPE), (1, 0)))
+            mbarrier.arrive(filled.index(WHICH), count=1)
+        elif LOOP.ADDS:
+            mbarrier.wait(filled.index(WHICH), turn)
+            turn ^= 1
+            _stage_sum(sums, 0, stage)
+        else:
+            tma.store_wait(0)
+            stage.store(gl.permute(sums.to(DTYPE), (1, 0)))
+        if not LOOP.GATED:
+            fence_async_shared()
+            tma.async_copy_shared_to_global(y_desc, [first_token, first_output], stage)
         first_token, first_output, here = next_token, next_output, there
     tma.store_wait(0)
 
 
 @gluon.jit
-def _store(y: tensor, first_token: tensor, first_output: tensor, y_desc: tensor, stage: tensor) -> None:
-    """Sums, which lie by outputs in an operand's order, as rows of y through shared memory."""
-    BLOCK_N: constexpr = y.shape[0]
-    BLOCK_T: constexpr = y.shape[1]
-    y = gl.permute(gl.reshape(y, (BLOCK_N // 16, 2, 8, BLOCK_T)), (0, 2, 1, 3))
-    y = gl.convert_layout(gl.reshape(y, (BLOCK_N, BLOCK_T)), sums_layout(BLOCK_N, BLOCK_T))
-    tma.store_wait(0)
-    stage.store(gl.permute(y, (1, 0)))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(y_desc, [first_token, first_output], stage)
+def _stage_sum(sums: tensor, FIRST: constexpr, stage: tensor) -> None:
+    """Add sums to the rows that are in shared memory, a few at a time, because registers are taken."""
+    BLOCK_N: constexpr = sums.shape[0]
+    BLOCK_T: constexpr = sums.shape[1]
+    if BLOCK_T > 64:
+        HALF: constexpr = BLOCK_T // 2
+        LAYOUT: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+        low, high = gl.split(gl.permute(gl.reshape(sums, (BLOCK_N, 2, HALF)), (0, 2, 1)))
+        _stage_sum(gl.convert_layout(low, LAYOUT), FIRST, stage)
+        _stage_sum(gl.convert_layout(high, LAYOUT), FIRST + HALF, stage)
+    else:
+        rows = stage.slice(FIRST, BLOCK_T)
+        TURNED: constexpr = sums.permute((1, 0)).type.layout
+        before = gl.convert_layout(rows.load(TURNED).permute((1, 0)), sums.type.layout)
+        rows.store((sums + before.to(gl.float32)).to(stage.dtype).permute((1, 0)))
 
 
 @gluon.jit
@@ -232,17 +265,34 @@ def packed_prompt_kernel(
     places = Places(
         words, block_stride, scales, zeros, scale_stride, bias, tokens, outputs, columns, chunks, zero
     )
-    xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, LOOP.BLOCK_T, COLS], x_desc.layout)
-    staged = gl.allocate_shared_memory(y_desc.dtype, [2, LOOP.BLOCK_T, LOOP.BLOCK_N // 2], y_desc.layout)
+    xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, LOOP.BLOCK_T, LOOP.COLS], x_desc.layout)
+    staged = gl.allocate_shared_memory(y_desc.dtype, [2, LOOP.BLOCK_T, LOOP.BLOCK_N // 2], STAGED)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    filled = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for group in gl.static_range(2):
+        mbarrier.init(filled.index(group), count=1)
+        mbarrier.init(emptied.index(group), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    everything = (x_desc, y_desc, xs, staged, ready, free, places)
-    gl.warp_specialize(
-        [(_first, (everything, LOOP)), (_second, (everything, LOOP)), (copy_rows, (everything, LOOP))],
-        [4, 1],
-        [240, 24],
-    )
+    everything = (x_desc, y_desc, xs, staged, ready, free, filled, emptied, places)
+    if LOOP.GATED:
+        gl.warp_specialize(
+            [
+                (_first, (everything, LOOP)),
+                (_second, (everything, LOOP)),
+                (copy_rows, (everything, LOOP)),
+                (apply_gates, (everything, LOOP)),
+            ],
+            [4, 1, 2],
+            [240, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [(_first, (everything, LOOP)), (_second, (everything, LOOP)), (copy_rows, (everything, LOOP))],
+            [4, 1],
+            [240, 24],
+        )

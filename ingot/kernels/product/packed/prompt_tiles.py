@@ -14,9 +14,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language import constexpr, tensor
 
-COLS = gl.constexpr(64)  # columns of a step: one part of the words
-CHUNK = gl.constexpr(512)  # 32-bit words of 16 rows and one chunk
-
 
 class PromptLoop(NamedTuple):
     """The kernel's constants.
@@ -24,8 +21,11 @@ class PromptLoop(NamedTuple):
     Attributes:
         BITS, GROUP, ZEROS: of the weight.
         BIAS: whether one is added.
+        GATED: whether the first half of the outputs are gates, and y is SiLU(gate) · up.
+        ADDS: whether y's own values are added.
+        COLS: columns of a step: one part of the words.
         BLOCK_T, BLOCK_N: rows and outputs of a tile.
-        STAGES: steps of 64 columns in shared memory.
+        STAGES: steps in shared memory.
         EARLY: whether words are loaded two chunks ahead instead of one.
         UNROLL: chunks per iteration, which divide those of a row.
         SPAN: tiles of rows that are done for one tile of outputs before the next.
@@ -35,6 +35,9 @@ class PromptLoop(NamedTuple):
     GROUP: int
     ZEROS: bool
     BIAS: bool
+    GATED: bool
+    ADDS: bool
+    COLS: int
     BLOCK_T: int
     BLOCK_N: int
     STAGES: int
@@ -67,20 +70,21 @@ def tile_count(places: tensor, LOOP: constexpr) -> tensor:
 
 @gluon.jit
 def tile_corner(tile: tensor, places: tensor, LOOP: constexpr) -> tensor:
-    """A tile's first row and output; the last tile's past the end."""
+    """A tile's first row and column of y; the last tile's past the end."""
+    WIDTH: constexpr = LOOP.BLOCK_N // (2 if LOOP.GATED else 1)
     tile = gl.minimum(tile, tile_count(places, LOOP) - 1)
     per = places.outputs // LOOP.BLOCK_N * LOOP.SPAN
     first = tile // per * LOOP.SPAN
     size = gl.minimum(gl.cdiv(places.tokens, LOOP.BLOCK_T) - first, LOOP.SPAN)
-    return (first + tile % per % size) * LOOP.BLOCK_T, tile % per // size * LOOP.BLOCK_N
+    return (first + tile % per % size) * LOOP.BLOCK_T, tile % per // size * WIDTH
 
 
 @gluon.jit
 def copy_rows(everything: tensor, LOOP: constexpr) -> None:
     """Copy the rows of every step, as soon as their place in shared memory is free."""
-    x_desc, _y_desc, xs, _staged, ready, free, places = everything
+    x_desc, _y_desc, xs, _staged, ready, free, _filled, _emptied, places = everything
     PARTS: constexpr = 16 // LOOP.BITS
-    BYTES: constexpr = LOOP.BLOCK_T * COLS * 2
+    BYTES: constexpr = LOOP.BLOCK_T * LOOP.COLS * 2
     slot = 0
     phase = 1
     for tile in range(gl.program_id(0), tile_count(places, LOOP), gl.num_programs(0)):
@@ -89,7 +93,7 @@ def copy_rows(everything: tensor, LOOP: constexpr) -> None:
             mbarrier.wait(free.index(slot), phase)
             mbarrier.expect(ready.index(slot), BYTES)
             tma.async_copy_global_to_shared(
-                x_desc, [first_token, step * COLS], ready.index(slot), xs.index(slot)
+                x_desc, [first_token, step * LOOP.COLS], ready.index(slot), xs.index(slot)
             )
             slot += 1
             if slot == LOOP.STAGES:

@@ -1,10 +1,10 @@
 """Packed words as the left operand of a warp group's product, in Gluon: loaded, put in order, unpacked.
 
-A thread loads four times 32 bits, of two rows four neighbouring columns each; a tensor core wants other
-columns of it. Words change places within four threads, so that x keeps its columns in natural order. Then one
-of a word's values after the other becomes fp16 or bf16, two at a time.
+A thread has two rows, which are eight outputs apart, or a gate and its up. It loads 32 bits at a time, pairs
+of the columns that a tensor core takes from it, so that nothing changes places and x keeps its columns in
+natural order. Then one of a word's values after the other becomes fp16 or bf16, two at a time.
 
-    words = arranged(gl.load(place), lanes, BLOCK_N, COLS)
+    words = loaded_words(words, at, second, place, COLS)
     left = operand(wide(words, less, scale, 0, 4, gl.bfloat16, True, True), gl.bfloat16, LEFT)
 """
 
@@ -45,9 +45,6 @@ _BRAIN_LOW, _BRAIN_HIGH = _brain_byte(0), _brain_byte(1)
 _HALF_LOW, _HALF_HIGH = _half_byte("0x4240"), _half_byte("0x4341")
 _TIMES_BRAIN, _TIMES_HALF = (gl.constexpr(f"mul.rn.{kind} $0, $1, $2;") for kind in ("bf16x2", "f16x2"))
 _PLUS_BRAIN = gl.constexpr("add.rn.bf16x2 $0, $1, $2;")
-_FROM_NEIGHBOUR, _FROM_SECOND = (
-    gl.constexpr(f"shfl.sync.bfly.b32 $0, $1, {lane}, 0x1f, 0xffffffff;") for lane in (1, 2)
-)
 
 
 @triton.constexpr_function
@@ -73,71 +70,59 @@ def pair_layout(BLOCK_N: int, COLS: int) -> gl.DistributedLinearLayout:
 
 
 @triton.constexpr_function
-def sums_layout(BLOCK_N: int, BLOCK_T: int) -> gl.DistributedLinearLayout:
-    """Sums as the product leaves them, with outputs in their natural order: neighbours are in one thread."""
-    registers = [
-        [1, 0],
-        [0, 1],
-        *([0, t] for t in _doublings(8, BLOCK_T)),
-        *([m, 0] for m in _doublings(64, BLOCK_N)),
-    ]
+def row_layout(ROWS: int, COLS: int) -> gl.DistributedLinearLayout:
+    """The same of every thread's first row: [ROWS, COLS / 2]."""
     return gl.DistributedLinearLayout(
-        reg_bases=registers,
-        lane_bases=[[0, 2], [0, 4], [2, 0], [4, 0], [8, 0]],
-        warp_bases=[[16, 0], [32, 0]],
+        reg_bases=[[0, pair] for pair in _doublings(4, COLS // 2)],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
         block_bases=[],
-        shape=[BLOCK_N, BLOCK_T],
+        shape=[ROWS, COLS // 2],
     )
 
 
 @gluon.jit
-def own_rows(BLOCK_N: constexpr, LAYOUT: constexpr) -> tensor:
-    """Which output each row of an operand is: of every 16 the even ones first."""
+def own_rows(BLOCK_N: constexpr, apart: tensor, LOOP: constexpr, LAYOUT: constexpr) -> tensor:
+    """Which output each row of an operand is. Of gates: of every 16 rows eight gates, then their ups, whose
+    outputs are ``apart``.
+    """
     row = gl.arange(0, BLOCK_N, LAYOUT)
-    return row // 16 * 16 + row % 8 * 2 + row // 8 % 2
+    if LOOP.GATED:
+        row = row // 16 * 8 + row % 8 + row // 8 % 2 * apart
+    return row
+
+
+@gluon.jit
+def word_places(block_stride: tensor, LOOP: constexpr) -> tensor:
+    """Where the words of pairs of columns [BLOCK_N / 4, COLS / 2] of every thread's first row lie, after
+    those of the first output of its group of warps.
+    """
+    QUARTER: constexpr = LOOP.BLOCK_N // 4
+    LAYOUT: constexpr = row_layout(QUARTER, LOOP.COLS)
+    row = gl.arange(0, QUARTER, gl.SliceLayout(1, LAYOUT))
+    if not LOOP.GATED:
+        row = row // 8 * 16 + row % 8
+    rows = row // 16 * block_stride + row % 16 // 2 * 16 + row % 2 * 2
+    pair = gl.arange(0, LOOP.COLS // 2, gl.SliceLayout(0, LAYOUT))
+    columns = pair // 16 * 256 + pair // 2 % 2 * 128 + pair // 4 % 4 * 4 + pair % 2
+    return rows.to(gl.int64)[:, None] + columns.to(gl.int64)[None, :]
+
+
+@gluon.jit
+def loaded_words(words: tensor, at: tensor, second: tensor, place: tensor, COLS: constexpr) -> tensor:
+    """A chunk's words by pairs of columns [BLOCK_N, COLS / 2] as ``pair_layout`` has them; a thread's second
+    row lies ``second`` further.
+    """
+    QUARTER: constexpr = place.shape[0]
+    both = gl.join(gl.load(words + (at + place)), gl.load(words + (at + second + place)))
+    both = gl.permute(gl.reshape(both, (QUARTER // 8, 8, COLS // 2, 2)), (0, 3, 1, 2))
+    return gl.convert_layout(gl.reshape(both, (2 * QUARTER, COLS // 2)), pair_layout(2 * QUARTER, COLS))
 
 
 @gluon.jit
 def twice(x: tensor) -> tensor:
     """16 bits in both halves of 32."""
     return (x.to(gl.int32) & 0xFFFF) * 0x10001
-
-
-@gluon.jit
-def _swapped(low: tensor, high: tensor, odd: tensor, ASM: constexpr) -> tensor:
-    """Of every two threads the first one's ``high`` and the second one's ``low`` change places."""
-    taken = gl.inline_asm_elementwise(
-        ASM, "=r,r", [gl.where(odd, low, high)], gl.int32, is_pure=False, pack=1
-    )
-    return gl.where(odd, taken, low), gl.where(odd, high, taken)
-
-
-@gluon.jit
-def _by_halves(x: tensor, COLS: constexpr) -> tensor:
-    """Words of a piece's first and second half beside each other, in the last dimension."""
-    ROWS: constexpr = x.shape[0] // (COLS // 16)
-    return gl.permute(gl.reshape(x, (COLS // 32, 2, ROWS, 4)), (0, 2, 3, 1))
-
-
-@gluon.jit
-def arranged(loaded: tensor, lanes: tensor, BLOCK_N: constexpr, COLS: constexpr) -> tensor:
-    """Words as they are loaded, int32 [BLOCK_N COLS / 8, 4], by pairs of columns: [BLOCK_N, COLS / 2].
-
-    ``lanes``: of that shape, the thread of each.
-    """
-    ROWS: constexpr = loaded.shape[0]
-    low, high = gl.split(gl.reshape(loaded, (ROWS, 2, 2)))
-    lane, _same = gl.split(gl.reshape(lanes, (ROWS, 2, 2)))
-    low, high = _swapped(low, high, (lane & 1) == 1, _FROM_NEIGHBOUR)
-    low, high = gl.split(_by_halves(gl.join(low, high), COLS))
-    lane, _same = gl.split(_by_halves(lanes, COLS))
-    low, high = _swapped(low, high, (lane & 2) == 2, _FROM_SECOND)
-    words = gl.permute(gl.join(low, high), (0, 3, 1, 2))
-    words = gl.reshape(
-        words, (COLS // 32, 2, BLOCK_N // 16, 8, 4, 2, 2)
-    )  # piece, half, block, g, t, row, pair
-    words = gl.reshape(gl.permute(words, (2, 5, 3, 0, 1, 6, 4)), (BLOCK_N, COLS // 2))
-    return gl.convert_layout(words, pair_layout(BLOCK_N, COLS))
 
 
 @gluon.jit
