@@ -22,7 +22,9 @@ News = list[tuple[int, Piece]] | BaseException | None
 
 
 class ActiveRequest:
-    """One request for answers, whose text continues that of the ``context`` ids."""
+    """One request for answers, which ``Admission.check`` has taken; the text continues that of the
+    ``context`` ids.
+    """
 
     def __init__(
         self,
@@ -40,7 +42,8 @@ class ActiveRequest:
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
-        executor.add(request_id, self.prompt_ids, self._params, self._inputs, self._matcher)
+        given = (self.prompt_ids, self._params, self._inputs, self._matcher)
+        executor.add(request_id, *given, checked=True)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """What an update adds, and whether a stop string ended its answer before the executor did."""
@@ -176,6 +179,7 @@ class ActiveRequests:
                 self._fail(call, error)
             return
         news: dict[Call, list[tuple[int, Piece]]] = {}
+        some_ended: dict[Call, None] = {}
         for update in updates:
             if update.request_id in self._owner:
                 call, position = self._owner[update.request_id]
@@ -185,15 +189,19 @@ class ActiveRequests:
                     piece, cut = call.requests[position].take(update)
                     if cut:
                         self._executor.abort(update.request_id, update.index)
+                    if cut or update.finish_reason is not None:
+                        some_ended[call] = None
                     news.setdefault(call, []).append((position, piece))
                 except Exception as error:
                     self._fail(call, error)
         for call, pieces in news.items():
             if call.by_piece and call in self._open:
                 self._post(call, pieces)
-        self._close_ended(list(self._open))
+        self._close_ended([call for call in some_ended if call in self._open])
 
     def _close_ended(self, calls: list[Call]) -> None:
+        if not calls:
+            return
         running = self._executor.active_ids()
         for call in calls:
             last: list[tuple[int, Piece]] = []

@@ -69,7 +69,7 @@ def params_for(
     if params is None or isinstance(params, SamplingParams):
         params = [(params or default).replace(**values)] * count
     elif isinstance(params, Sequence) and all(isinstance(v, SamplingParams) for v in params):
-        params = [one.replace(**values) for one in params]
+        params = [one.replace(**values) for one in params] if values else list(params)
     else:
         raise RequestError(
             "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
@@ -97,8 +100,11 @@ class Admission:
         inputs: Sequence[RequestInput] = (),
         matcher: GrammarMatcher | None = None,
         salt: str = "",
+        seed: int = 0,
     ) -> Request:
-        """A request for one answer to checked ids and inputs, with a copy of its grammar's state."""
+        """A request for one answer to checked ids and inputs, with a copy of its grammar's state. Its tokens
+        are drawn from ``seed``.
+        """
         room = self.max_seq_len - len(ids)
         new = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         offset = self.rope_offset(len(ids))
@@ -109,6 +115,7 @@ class Admission:
             len(ids) + new,
             rope_offset=offset,
             cache_key=_cache_key(offset, inputs, salt),
+            seed=seed,
             sample_index=index,
             inputs=tuple(inputs),
             matcher=None if matcher is None else matcher.copy(),
@@ -127,8 +134,7 @@ class Admission:
             raise RequestError(
                 "the prompt is empty", seen="0 tokens", allowed="at least 1 token", fix="the prompt"
             )
-        plain = set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocab_size
-        bad = [] if plain else [i for i in ids if not self._is_id(i)]
+        bad = [] if self._all_ids(ids) else [i for i in ids if not self._is_id(i)]
         if bad:
             raise RequestError(
                 "token ids outside the vocabulary",
@@ -144,6 +150,16 @@ class Admission:
                 fix="shorten the prompt, or raise `max_seq_len`, up to the engine's own limit",
             )
         return ids
+
+    def _all_ids(self, ids: list[int]) -> bool:
+        """Whether all are plain integers of the vocabulary; quick, as a first token waits for it."""
+        if set(map(type, ids)) != {int}:
+            return False
+        try:
+            values = np.frombuffer(array("q", ids), np.int64)
+        except OverflowError:
+            return False
+        return 0 <= values.min() and values.max() < self.vocab_size
 
     def _is_id(self, token: object) -> bool:
         whole = isinstance(token, int) and not isinstance(token, bool)

@@ -129,28 +129,30 @@ class Executor:
         inputs: Sequence[RequestInput] = (),
         matcher: GrammarMatcher | None = None,
         salt: str = "",
+        *,
+        checked: bool = False,
     ) -> None:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
         ``matcher`` is ``admission.matcher(params)``, from any thread: without it a grammar is compiled here,
-        which may take seconds. Only requests of one ``salt`` share blocks of the prefix cache.
+        which may take seconds. Only requests of one ``salt`` share blocks of the prefix cache. ``checked``:
+        ``admission.check`` has taken the prompt, values and inputs already.
 
         Raises:
             RequestError: as ``Admission.check`` and ``Admission.matcher``.
         """
-        ids = self.admission.check(prompt_ids, params, inputs)
+        ids = list(prompt_ids) if checked else self.admission.check(prompt_ids, params, inputs)
         matcher = matcher or self.admission.matcher(params)
-        if params.seed is None:
-            params = params.replace(seed=secrets.randbits(63))
+        seed = secrets.randbits(63) if params.seed is None else params.seed
         if params.num_beams > 1:
-            request = self.admission.request(request_id, ids, params, 0, inputs, matcher, salt)
+            request = self.admission.request(request_id, ids, params, 0, inputs, matcher, salt, seed)
             request.width = params.num_beams
             self._groups[request_id] = BeamGroup(request, self.stop_ids)
             self._start(request, request_id)
             return
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
-            request = self.admission.request(name, ids, params, index, inputs, matcher, salt)
+            request = self.admission.request(name, ids, params, index, inputs, matcher, salt, seed)
             self._start(request, request_id)
 
     def active_ids(self) -> set[str]:
@@ -223,7 +225,8 @@ class Executor:
         ahead = self.run_ahead and not self._host_bound and not self.runner.eager
         if before is not None:
             running = self.scheduler.running
-            masked = sum(request.matcher is not None for request in running)
+            grammars = bool(self._held_to_grammars)
+            masked = sum(request.matcher is not None for request in running) if grammars else 0
             if not ahead or 2 * masked > len(running):  # steps sent ahead would give fewer tokens
                 return self._read(before)
         updates = self._wait_for_masks(None if before is None else _PATIENCE)

@@ -229,8 +229,7 @@ def row_sampling(request: Request, slot: int = -1, mask: int = -1, mark: Mark | 
 
 def _keep_draw(request: Request) -> tuple[float | int | bool, ...]:
     """The part of ``RowSampling`` that all tokens of a request share; found once."""
-    params = request.params
-    seed = params.seed if params.seed is not None else 0
+    params, seed = request.params, request.seed
     if request.sample_index:
         seed ^= zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16
     request.draw = (

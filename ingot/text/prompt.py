@@ -68,7 +68,11 @@ class Prompt:
         """The prompt of a ``str``, a list of ids or a ``Prompt``. Raises ``RequestError`` if it is none of
         these.
         """
-        return cls(value if isinstance(value, (str, Prompt)) else [_checked(value)])
+        if isinstance(value, (str, Prompt)):
+            return cls(value)
+        prompt = cls.__new__(cls)
+        object.__setattr__(prompt, "parts", (_checked(value),))  # which is checked once: it may be long
+        return prompt
 
     def token_ids(self, tokenizer: Tokenizer | None) -> list[int]:
         """All parts as token ids. Raises ``RequestError`` if a part is an input, or text without a

@@ -10,6 +10,7 @@ import torch
 
 from ingot import LLM, Prompt, SamplingParams
 from ingot.errors import RequestError
+from ingot.runtime.admission import Admission
 from tests.e2e.mixed import GREEDY, TEXTS
 from tests.e2e.watch import check_idle, watch
 
@@ -43,6 +44,42 @@ def test_a_stream_checks_its_request_at_once_and_starts_late(llm: LLM) -> None:
         llm.stream([1] * 500, greedy())
     llm.stream("The sea", greedy())
     assert not llm.executor.has_work
+
+
+def test_a_call_checks_its_prompts_and_values_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token waits for it: nothing runs on a GPU meanwhile."""
+    llm = LLM(tiny, "cpu")
+    params = [greedy(2), SamplingParams(max_new_tokens=2, temperature=1.0, ignore_eos=True)] * 3
+    counts: Counter[str] = Counter()
+
+    def counted(owner: type, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def call(*args: object, **named: object) -> object:
+            counts[name] += 1
+            return plain(*args, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(Admission, "check")
+    counted(SamplingParams, "__post_init__")
+    outputs = llm.generate([[5, 6], [7]] * 3, params)
+    assert [len(one.token_ids) for one in outputs] == [2] * 6
+    assert counts["check"] == 6
+    assert counts["__post_init__"] < 6, "of the engine's defaults alone"
+
+
+def test_answers_without_a_seed_differ_and_those_of_a_seed_repeat(tiny: Path) -> None:
+    llm = LLM(tiny, "cpu")
+
+    def drawn(seed: int | None) -> list[tuple[int, ...]]:
+        params = SamplingParams(max_new_tokens=12, temperature=2.0, seed=seed, n=2)
+        return [tuple(one.token_ids) for one in llm.generate([[1, 5]], params)[0].answers]
+
+    assert len({*drawn(None), *drawn(None)}) == 4
+    for seed in (0, 7):
+        assert drawn(seed) == drawn(seed)
+    assert len({*drawn(0), *drawn(7)}) == 4
 
 
 def test_an_end_token_ends_and_is_not_in_the_output(llm: LLM) -> None:

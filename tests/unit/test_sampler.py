@@ -160,7 +160,7 @@ def test_answers_of_neighbouring_seeds_share_no_stream() -> None:
     """Answer 1 of seed 0 draws not as answer 0 of seed 1 does, nor any other pair."""
     streams = {
         row_sampling(
-            Request("r", [1], SamplingParams(temperature=1.0, seed=seed), 9, sample_index=index)
+            Request("r", [1], SamplingParams(temperature=1.0), 9, seed=seed, sample_index=index)
         ).seed
         for seed in range(32)
         for index in range(32)

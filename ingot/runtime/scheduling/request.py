@@ -39,6 +39,7 @@ class Request:
         all_logits, all_hidden: wants the logits, or last hidden states, of every prompt position; such a
             request reuses no prefix.
         heads: of cross-attention, as (layer, head), whose scores it wants beside its logits.
+        seed: of all answers to its prompt: that of its values, or a random one.
         sample_index: which of the ``n`` answers to its prompt this is.
         width: places in the batch that it will take (the root of a beam search counts all its beams).
         num_computed: tokens whose keys and values are in the cache.
@@ -70,6 +71,7 @@ class Request:
     all_logits: bool = False
     all_hidden: bool = False
     heads: tuple[tuple[int, int], ...] = ()
+    seed: int = 0
     sample_index: int = 0
     width: int = 1
     output_ids: list[int] = field(default_factory=list)

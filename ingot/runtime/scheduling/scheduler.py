@@ -205,11 +205,12 @@ class Scheduler:
         the others hold neither a place nor blocks.
         """
         apart = list(apart)
+        places = self.max_batch_size - sum(request.width for request in self.running)
         while budget > 0 and (request := self.waiting.first(turn=not apart)) is not None:
             if request.sits_out:
                 return
             assert not request.num_pending, "what preempts it waits for its pending tokens"
-            if sum(r.width for r in self.running) + request.width > self.max_batch_size:
+            if request.width > places:
                 return
             reused = self.cache.reuse_prefix(request)
             by_layers = self._goes_by_layers(request, after=self.chunking.tokens or 0)
@@ -237,6 +238,7 @@ class Scheduler:
             apart += [request] if by_layers else []
             self.waiting.remove(request)
             self.running.append(request)
+            places -= request.width
             request.num_reused = reused if request.num_reused is None else request.num_reused
             if self.cache.may_reuse(request) and not request.output_ids:  # a preempted one finds its own
                 self.prefix_queries += len(request.prompt_ids)
