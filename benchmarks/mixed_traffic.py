@@ -21,8 +21,11 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.step_sizes import TOKEN_BUCKETS
 from ingot.device import on_device
 from ingot.kernels.built_ahead import built_ahead
+from ingot.layers.forward_batch import ForwardBatch
+from ingot.layers.step_layout import StepLayout
 from ingot.llm.active_requests import ActiveRequests
 from ingot.measure.side.machine import machine
 from ingot.measure.side.token_load import PromptSource, fixed, mixed
@@ -36,6 +39,7 @@ from ingot.runtime.step.step_buffer import StepBuffer
 
 SHAPE = Path(__file__).parent / "shapes" / "llama31-8b.json"
 REQUESTS, LONGEST = 256, 20480
+LEAST_PROMPTS = 1792  # tokens of the least prompt graph that this traffic needs
 # Host phases: a step's time is that of ``step``; the others are parts of it.
 PHASES: tuple[tuple[str, type, str], ...] = (
     ("schedule", Scheduler, "schedule"),
@@ -83,7 +87,8 @@ class Watch:
             finally:
                 self._now[phase] += time.perf_counter() - begun
                 if phase == "step" and self.steps:
-                    self.steps[-1]["host"], self._now = dict(self._now), defaultdict(float)
+                    self.steps[-1].setdefault("host", dict(self._now))
+                    self._now.clear()
 
         return call
 
@@ -170,6 +175,17 @@ def model(layers: int | None, quant: str | None, prompt_budget: int | None) -> L
     )
 
 
+def wide_batch(runner: Runner, decodes: int) -> ForwardBatch:
+    """A step of 8192 tokens, of so many decodes and 16 prompts; it has no graph."""
+    counts = [1] * decodes + [(8192 - decodes) // 16] * 16
+    blocks = [[0] * 16] * len(counts)
+    layout = StepLayout.of([5] * decodes + [0] * 16, counts, blocks, runner.block_size)
+    buffer = runner._eager_buffer()
+    buffer.fill(layout)
+    buffer.upload()
+    return buffer.batch_of(layout, runner.max_seq_len)
+
+
 def warmed(llm: LLM) -> None:
     """The graphs that this traffic needs: greedy decodes, and prompts of up to 256 requests."""
     runner = llm.executor.runner
@@ -179,11 +195,13 @@ def warmed(llm: LLM) -> None:
 
     def work() -> None:
         with on_device(runner.device):
-            sizes = [size for size in prompts.sizes(REQUESTS, runner.most_tokens) if size[1] == REQUESTS]
+            sizes = [(tokens, REQUESTS) for tokens in TOKEN_BUCKETS if tokens >= LEAST_PROMPTS]
             with torch.inference_mode(), built_ahead():
                 graphs.launch_all(range(1, REQUESTS + 1), ["greedy"])
                 for size in sizes:
                     prompts._launch_once(*prompts._padding(*size))
+                for decodes in (0, 47):
+                    runner.forward.launch_some(wide_batch(runner, decodes))
             for count in graphs.buckets:
                 graphs.warm_up(count, ["greedy"])
             for size in sizes:
@@ -230,18 +248,12 @@ def main() -> None:
         llm.generate(prompts, params)
         return time.perf_counter() - started
 
-    def alone(count: int, tokens: int) -> list[dict[str, Any]]:
-        """First tokens of ``count`` prompts: seconds until the first launch, the host's phases, the GPU."""
-        asks, results = fixed(count, tokens, 1).asks, []
-        for _ in range(4):
-            with Watch() as watch:
-                seconds = run(asks)
-            front = watch.first_launch - started
-            results.append({"ms": round(1e3 * seconds, 2), "front_ms": round(1e3 * front, 2)})
-            rows = watch.table()
-            results[-1] |= {"steps": len(rows), "gpu_ms": sum(row["gpu_ms"] for row in rows)}
-            results[-1]["host_ms"] = rows[0]["host_ms"]
-        return results[1:]
+    def first_tokens(count: int, tokens: int) -> dict[str, float]:
+        """Milliseconds to the first launch, and to all first tokens."""
+        with Watch() as watch:
+            seconds = run(fixed(count, tokens, 1).asks)
+        front = watch.first_launch - started
+        return {"front_ms": round(1e3 * front, 2), "ms": round(1e3 * seconds, 2)}
 
     def watched() -> dict[str, Any]:
         with Watch() as watch:
@@ -261,8 +273,7 @@ def main() -> None:
 
     run([ask.__class__(ask.prompt_tokens, 2) for ask in load.asks])
     tries: list[tuple[str, Callable[[], Any]]] = [
-        ("1 x 512", lambda: alone(1, 512)),
-        ("64 x 512", lambda: alone(64, 512)),
+        ("64 x 512", lambda: [first_tokens(64, 512) for _ in range(4)]),
         ("watched", watched),
         ("tok_s", rate),
     ]

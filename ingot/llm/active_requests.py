@@ -130,6 +130,7 @@ class ActiveRequests:
         self._owner: dict[str, tuple[Call, int]] = {}
         self._waiting: set[Call] = set()
         self._ids = itertools.count()
+        self._num_ended = executor.num_ended  # when calls were last looked through
 
     @property
     def wanted(self) -> bool:
@@ -179,7 +180,6 @@ class ActiveRequests:
                 self._fail(call, error)
             return
         news: dict[Call, list[tuple[int, Piece]]] = {}
-        some_ended: dict[Call, None] = {}
         for update in updates:
             if update.request_id in self._owner:
                 call, position = self._owner[update.request_id]
@@ -189,19 +189,17 @@ class ActiveRequests:
                     piece, cut = call.requests[position].take(update)
                     if cut:
                         self._executor.abort(update.request_id, update.index)
-                    if cut or update.finish_reason is not None:
-                        some_ended[call] = None
                     news.setdefault(call, []).append((position, piece))
                 except Exception as error:
                     self._fail(call, error)
         for call, pieces in news.items():
             if call.by_piece and call in self._open:
                 self._post(call, pieces)
-        self._close_ended([call for call in some_ended if call in self._open])
+        if self._num_ended != self._executor.num_ended:  # in most steps none has
+            self._num_ended = self._executor.num_ended
+            self._close_ended(list(self._open))
 
     def _close_ended(self, calls: list[Call]) -> None:
-        if not calls:
-            return
         running = self._executor.active_ids()
         for call in calls:
             last: list[tuple[int, Piece]] = []

@@ -108,6 +108,7 @@ class Executor:
         self.masks = GrammarMasks(runner.feed.masks)
         self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks, runner.feed.transcripts)
         self.num_preemptions = 0
+        self.num_ended = 0  # requests, answers and beams alike
         self.setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
@@ -384,6 +385,7 @@ class Executor:
 
     def _end(self, request: Request) -> None:
         request.ended = True
+        self.num_ended += 1
         self.scheduler.finish(request)
         self.selector.forget(request)
         self._owner.pop(request.request_id, None)

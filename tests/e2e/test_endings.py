@@ -78,11 +78,11 @@ def test_an_interrupt_while_requests_are_queued_leaves_none(
     add = llm.executor.add
     calls = []
 
-    def interrupted(*values: Any) -> None:
+    def interrupted(*values: Any, **named: Any) -> None:
         calls.append(values)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        add(*values)
+        add(*values, **named)
 
     monkeypatch.setattr(llm.executor, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
