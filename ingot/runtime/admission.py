@@ -159,7 +159,7 @@ class Admission:
             values = np.frombuffer(array("q", ids), np.int64)
         except OverflowError:
             return False
-        return 0 <= values.min() and values.max() < self.vocab_size
+        return bool(values.min() >= 0 and values.max() < self.vocab_size)
 
     def _is_id(self, token: object) -> bool:
         whole = isinstance(token, int) and not isinstance(token, bool)
