@@ -15,6 +15,7 @@ from ingot.layers.layer_products import (
     AddedProduct,
     BlockProduct,
     Int8Product,
+    OddProduct,
     PackedProduct,
     Product,
     SmallProduct,
@@ -30,6 +31,7 @@ _WORDS = {
     Int8Product: "int8 kernels",
     BlockProduct: "int8 kernels by blocks",
     AddedProduct: "matrix library",
+    OddProduct: "small kernels",
 }
 
 

@@ -30,6 +30,7 @@ from ingot.kernels.product.prompt_gate_up import prompt_gate_up, prompt_up, take
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.layers.attention import Attention
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
@@ -179,6 +180,19 @@ class BentProduct(Product):
         if mlp.activation == "gelu" and isinstance(form, DenseForm) and takes_up(rows, weight):
             return prompt_up(rows, weight, bias)
         return super().inner(x, mlp, form)
+
+
+class OddProduct(Product):
+    """A dense product whose outputs are no multiple of 8 (a head's, of any number of logits): the matrix
+    library writes such rows value by value, so that up to 64 are by the small kernels.
+    """
+
+    def full_output(self, x: Rows) -> torch.Tensor:
+        rows = _dense(x)
+        if not 0 < len(rows) <= MAX_ROWS:
+            return super().full_output(x)
+        tiles = self.linear.small_tiles.at(len(rows))
+        return small_linear(rows, self.linear.stored(), self.bias, tiles=tiles)
 
 
 class SmallProduct(Product):

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences, TileList
+from ingot.kernels.attention.encoder_attention import encoder_attention
 from ingot.kernels.attention.hopper_attention import hopper_attention
 from ingot.kernels.cache.cache_scales import E4M3
 from ingot.kernels.cache.paged_cache import PagedCache
 from tests.kernels.compile_cache_cases import narrow_cache
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_8
+from tests.kernels.numerics import launched
 
 
 def attention(
@@ -43,6 +45,14 @@ def attention(
     )
 
 
+def windows(dtype: torch.dtype, inputs: int, heads: int) -> None:
+    launched(encoder_attention)(empty(inputs * 1500, 192 * heads, dtype=dtype), inputs, heads)
+
+
+WINDOW_CASES: dict[str, Callable[[], Any]] = {  # sm_90 alone
+    "windows 8x20x64 fp16": lambda: windows(HALF, 8, 20),
+    "windows 1x20x64 bf16": lambda: windows(BRAIN, 1, 20),
+}
 HOPPER_CASES: dict[str, Callable[[], Any]] = {  # sm_90 alone
     "hopper 32/8x128 bf16": lambda: attention(BRAIN, 32, 8),
     "hopper 32x128 fp16 window": lambda: attention(HALF, 32, 32, window=100),

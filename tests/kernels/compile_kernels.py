@@ -36,7 +36,7 @@ from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
 from tests.kernels.compile_fp8_cases import FP8_CASES, FP8_OVERLAPPING
 from tests.kernels.compile_gemma2_cases import GEMMA2_CASES, GEMMA2_OVERLAPPING
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
-from tests.kernels.compile_hopper_cases import HOPPER_CASES
+from tests.kernels.compile_hopper_cases import HOPPER_CASES, WINDOW_CASES
 from tests.kernels.compile_int4_cases import INT4_CASES
 from tests.kernels.compile_int8_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
@@ -45,6 +45,7 @@ CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | GPTQ_CASES | INT4_CASE
 CASES |= GEMMA2_CASES
 OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | INT8_OVERLAPPING
 OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING | HOPPER_CASES | FP8_CASES | FP8_OVERLAPPING
+OVERLAPPING |= WINDOW_CASES
 
 SMALL_SHARED = {86: 99 << 10, 89: 99 << 10}  # of GPUs whose launchers choose smaller tiles
 

@@ -20,6 +20,7 @@ SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a p
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
 # Of GPUs with warpgroup products and descriptors.
 WARPGROUP_KERNELS = {
+    "encoder_attention_kernel",
     "hopper_attention_kernel",
     "packed_direct_kernel",
     "packed_prompt_kernel",
@@ -27,6 +28,7 @@ WARPGROUP_KERNELS = {
     "warpgroup_kernel",
 }
 KERNELS = {
+    "encoder_attention_kernel",
     "feed_tokens_kernel",
     "bin_scores_kernel",
     "find_cut_kernel",

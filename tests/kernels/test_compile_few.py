@@ -59,6 +59,7 @@ CASES = (
     "softcap 8 of 256000 bf16",
     "hopper 32/8x128 bf16",
     "gate and up of prompts bf16",
+    "windows 8x20x64 fp16",
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
-from tests.kernels.compile_hopper_cases import HOPPER_CASES
+from tests.kernels.compile_hopper_cases import HOPPER_CASES, WINDOW_CASES
 from tests.kernels.compile_report import (
     LIMIT,
     check_all_fit,
@@ -164,8 +164,9 @@ def test_gptq_rounds_every_step(rows: list[dict[str, Any]]) -> None:
 
 def test_prompt_attention_multiplies_by_warp_groups(rows: list[dict[str, Any]]) -> None:
     """Nothing else multiplies or copies."""
-    found = [row for row in rows if row["kernel"] == "hopper_attention_kernel"]
-    assert len(found) == len(HOPPER_CASES)
+    names = ("hopper_attention_kernel", "encoder_attention_kernel")
+    found = [row for row in rows if row["kernel"] in names]
+    assert len(found) == len(HOPPER_CASES) + len(WINDOW_CASES)
     for row in found:
         assert row["products"], row
         assert all(name.startswith("wgmma") for name in row["products"]), row

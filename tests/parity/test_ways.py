@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from ingot import LLM
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.tiles import tile_tables
-from ingot.layers import product_choice
+from ingot.layers import layer_products, product_choice
 from ingot.layers.chosen_kernels import describe_kernels
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forward_batch import LayerCache
@@ -125,6 +126,29 @@ def test_a_qkv_product_of_some_widths_is_small_for_many_rows(
     width = llm.executor.runner.forward.model.layers[0].self_attn.qkv_proj.out_features
     monkeypatch.setattr(product_choice, "SMALL_QKV", range(width * outputs, width * outputs + 1))
     assert kinds(llm, Step(True, rows))[0] == qkv
+
+
+@pytest.mark.parametrize(("vocabulary", "head"), [(91, "Odd"), (96, "module")])
+def test_an_odd_head_of_prompts_leaves_the_library_its_many_rows(
+    vocabulary: int, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16 bits. Up to 64 logits are by the small kernel, with the same result."""
+    save_model(tiny_config("gpt2", vocab_size=vocabulary), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    forward = llm.executor.runner.forward
+    assert kinds(llm, OTHERS)[-1] == "module"
+    forward._operations.clear()
+    forward.chooser.dtype = torch.float16
+    assert forward.chooser.few_prompt_rows == 0
+    assert kinds(llm, OTHERS) == [*["module"] * 4, head]
+    product = forward.operations(OTHERS).layers[-1].after
+    small = mock.Mock(side_effect=layer_products.small_linear)
+    monkeypatch.setattr(layer_products, "small_linear", small)
+    rows = torch.randn(65, product.linear.in_features, generator=torch.Generator().manual_seed(0))
+    for count, calls in ((0, 0), (1, 1), (64, 2), (65, 2)):
+        found = product.full_output(rows[:count])
+        assert small.call_count == (calls if head == "Odd" else 0)
+        torch.testing.assert_close(found, product.linear(rows[:count]))
 
 
 def test_fp32_is_not_packed(tmp_path: Path) -> None:

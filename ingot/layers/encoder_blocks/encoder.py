@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ingot.config.encoder_config import StackConfig
+from ingot.kernels.attention.encoder_attention import (
+    encoder_attention,
+    encoder_attention_reference,
+    takes_windows,
+)
 from ingot.layers.build_context import BuildContext
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.layer_products import BentProduct, Product
@@ -60,10 +64,9 @@ class BidirectionalAttention(nn.Module):
         """Queries, keys and values [inputs * P, 3 hidden_size] → [inputs * P, hidden_size]."""
         for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
             forward_pass.see(name, part)
-        heads = joined.unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)  # [inputs, num_heads, P, head_dim] each
-        attended = F.scaled_dot_product_attention(query, key, value)
-        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+        if forward_pass.fused and takes_windows(joined, inputs, self.num_heads):
+            return encoder_attention(joined, inputs, self.num_heads)
+        return encoder_attention_reference(joined, inputs, self.num_heads)
 
 
 class EncoderLayer(nn.Module):
@@ -113,7 +116,7 @@ class EncoderLayer(nn.Module):
         output, down = attention.o_proj, mlp.down_proj
         behind_output, behind_down = _bias(output), _bias(down)
         x, hidden = self.input_layernorm.behind(hidden, lacking)
-        attended = attention.attend(attention.qkv_proj(x), inputs)
+        attended = attention.attend(attention.qkv_proj(x), inputs, forward_pass)
         hidden = hidden.addmm_(attended, _weight(output).t())
         del x, attended  # memory of many windows
         x, _ = self.post_attention_layernorm.behind(hidden, (behind_output,), keeps=False)
