@@ -84,8 +84,7 @@ class Step:
 
     Attributes:
         decodes: whether every request has one token.
-        rows: tokens of a step that decodes, or of one with few tokens of prompts (``few_prompt_rows``); None:
-            any number.
+        rows: tokens of a step that decodes; None: any number.
         fused: whether kernels may do more than a module; otherwise every module is called, and its hooks
             fire.
     """
@@ -122,10 +121,6 @@ class ProductChooser:
         self.narrow: Table = NARROW_ROWS
         # Then each product of one token applies the norm before it.
         self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
-        # Up to so many tokens a step with prompts takes products like one that decodes: those of a transcript
-        # have 4 tokens, whose launches take longer than their bytes, too.
-        short = self.config.crosses and self.dense is PLAIN_ROWS and all_dense(decoder)
-        self.few_prompt_rows = MAX_ROWS if short else 0
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
         """A layer's product; ``name``: one of ``ALL``; ``norm``: the norm before it, which it may apply."""

@@ -12,7 +12,11 @@ from ingot.config.encoder_config import EncoderConfig, StackConfig
 from ingot.config.modality import SPEECH
 from ingot.layers.build_context import BuildContext
 from ingot.layers.embedding import Embedding
-from ingot.layers.encoder_blocks.convolution import FrameConvolution
+from ingot.layers.encoder_blocks.convolution import (
+    FrameConvolution,
+    gelu_convolutions,
+    takes_convolutions,
+)
 from ingot.layers.encoder_blocks.encoder import EncoderStack
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.norm import LayerNorm
@@ -60,7 +64,10 @@ class WhisperEncoder(nn.Module):
     def forward(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
         """[mels, frames] → [positions, hidden_size]; of N windows [N, mels, frames] one after another."""
         windows = features if features.dim() == 3 else features[None]
-        hidden = F.gelu(self.conv2(F.gelu(self.conv1(windows)))).transpose(1, 2)
+        if forward_pass.unobserved and takes_convolutions(self.conv1, self.conv2, windows):
+            hidden = gelu_convolutions(self.conv1, self.conv2, windows)
+        else:
+            hidden = F.gelu(self.conv2(F.gelu(self.conv1(windows)))).transpose(1, 2)
         hidden = (hidden + self.embed_positions.weight[: hidden.shape[1]]).flatten(0, 1).contiguous()
         encoded: torch.Tensor = self.norm(self.layers(hidden, len(windows), forward_pass))[0]
         return encoded

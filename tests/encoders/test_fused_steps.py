@@ -54,19 +54,3 @@ def test_fused_is_by_module(
     expect_same(plain, llm.generate(prompts, PARAMS), NEAR.get(quant, 1e-4))
     assert seen["decodes"].count(len(prompts)) >= 14
     assert seen["others"]
-
-
-@pytest.mark.parametrize(("quant", "few"), [("none", 64), ("w8a16", 0)])
-def test_few_tokens_of_prompts_take_the_products_of_decodes(quant: str, few: int, speech: Side) -> None:
-    """Of dense weights: those of a transcript's prompt are 4 a window."""
-    runtime = RuntimeConfig(block_size=16, prefix_reuse=False)
-    llm = LLM(speech.folder, "cpu", max_batch_size=8, runtime=runtime, quant=quant)
-    forward = llm.executor.runner.forward
-    forward.fused = True
-    assert forward.chooser.few_prompt_rows == few
-    for length in (5, 65):
-        llm.generate([[1] * length], SamplingParams(max_new_tokens=1, ignore_eos=True))
-    steps = {step.rows for step in forward._operations if not step.decodes}
-    assert steps == ({5, None} if few else {None})
-    if few:
-        assert set(names(forward.operations(Step(decodes=False, rows=5)).layers[0])) == {"Small"}

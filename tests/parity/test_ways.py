@@ -139,7 +139,6 @@ def test_an_odd_head_of_prompts_leaves_the_library_its_many_rows(
     assert kinds(llm, OTHERS)[-1] == "module"
     forward._operations.clear()
     forward.chooser.dtype = torch.float16
-    assert forward.chooser.few_prompt_rows == 0
     assert kinds(llm, OTHERS) == [*["module"] * 4, head]
     product = forward.operations(OTHERS).layers[-1].after
     small = mock.Mock(side_effect=layer_products.small_linear)

@@ -43,6 +43,15 @@ def takes_up(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return _busy_share(x, weight) >= LEAST_FULL_UP and _whole(weight) and describable(x, weight)
 
 
+def reads_up(stride: int, outputs: int, weight: torch.Tensor) -> bool:
+    """Whether :func:`prompt_up` can read new rows that begin ``stride`` values apart, of a ``weight`` with so
+    many outputs: on Hopper, in fp16 or bf16.
+    """
+    itemsize = weight.dtype.itemsize
+    whole = outputs % (2 * OUTPUTS.value) == 0 and stride * itemsize % DESCRIPTOR_ALIGNMENT == 0
+    return whole and itemsize == 2 and _hopper(weight.device)
+
+
 def _busy_share(x: torch.Tensor, weight: torch.Tensor) -> float:
     """Of the multiprocessors' time while the kernel runs: the last tiles keep few of them busy."""
     tiles, programs = triton.cdiv(len(x), 128) * (weight.shape[0] // 256), multiprocessors(weight.device)
