@@ -131,9 +131,9 @@ class ProductChooser:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             places = self._places(linear, step)
             return by_scheme(linear, self.dtype, overlap=overlap, splits=few, places=places)
-        if name == "head" and not step.decodes:
-            odd = linear.scheme.dense and linear.out_features % 8 and self.dtype.itemsize == 2
-            return OddProduct(linear) if odd else Product(linear)
+        odd = linear.scheme.dense and linear.out_features % 8 and self.dtype.itemsize == 2
+        if name == "head" and odd and not step.decodes:
+            return OddProduct(linear)
         if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
             return found
         if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:
