@@ -57,7 +57,7 @@ def test_what_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several windows, whole tiles of outputs, rows that a descriptor reads."""
     convolutions, windows = pair(torch.float16), torch.zeros(2, 16, 30).half()
     assert not takes_convolutions(*convolutions, windows)  # no GPU
-    monkeypatch.setattr(prompt_gate_up, "_hopper", lambda device: True)
+    monkeypatch.setattr(prompt_gate_up, "is_hopper", lambda device: True)
     assert takes_convolutions(*convolutions, windows)
     assert not takes_convolutions(*convolutions, windows[:1])
     assert not takes_convolutions(*convolutions, windows[..., :29])

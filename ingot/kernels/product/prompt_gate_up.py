@@ -20,6 +20,7 @@ from ingot.kernels.activation.plain_activation import plain_activation
 from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_rows, multiprocessors, runs_on_gpu
 from ingot.kernels.product.prompt_dense_loop import COLS, OUTPUTS, ROWS, prompt_gate_up_kernel
 from ingot.kernels.product.prompt_epilogue import describable, descriptor, is_hopper
+from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 
 # With fewer rows, or emptier last tiles, the library was faster: `takes_gate_up`, `takes_up`.
 LEAST_ROWS, LEAST_FULL = 1024, 0.95
@@ -49,7 +50,7 @@ def reads_up(stride: int, outputs: int, weight: torch.Tensor) -> bool:
     """
     itemsize = weight.dtype.itemsize
     whole = outputs % (2 * OUTPUTS.value) == 0 and stride * itemsize % DESCRIPTOR_ALIGNMENT == 0
-    return whole and itemsize == 2 and _hopper(weight.device)
+    return whole and itemsize == 2 and is_hopper(weight.device)
 
 
 def _busy_share(x: torch.Tensor, weight: torch.Tensor) -> float:
