@@ -468,7 +468,7 @@ class TestDecodesWithoutMemory:
         graphs.feed, graphs.max_seq_len = SimpleNamespace(table=table), 64  # type: ignore[assignment]
         batch = SimpleNamespace(input_ids=None, logits_indices=None)
         buffer = SimpleNamespace(
-            fill_padding=int, upload=int, padded_batch=lambda *_: batch, feed_rows=None, draws=lambda *_: None
+            fill_padding=int, upload=id, padded_batch=lambda *_: batch, feed_rows=None, draws=lambda *_: None
         )
         graphs.forward = SimpleNamespace(launch_some=lambda batch: None)  # type: ignore[assignment]
         monkeypatch.setattr(graphs, "_buffer", lambda bucket: buffer)
