@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.product.packed import packed_prompt as packed_prompt_module
+from ingot.kernels.product.packed import prompt_tiles
 from ingot.kernels.product.packed.packed_prompt import (
     add_packed_prompt,
     packed_prompt,
@@ -262,6 +264,24 @@ def test_prompts_are_added_to_the_hidden_states_in_the_product(rows: int, bias: 
         _, found = product.join(x, hidden, norm, DenseForm())
     assert called.call_count == adds
     torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [129, 2048, 2500, 8192])
+def test_every_tile_is_done_once(rows: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of eight tiles of rows, of which the last may have fewer."""
+    ours = SimpleNamespace(minimum=min, cdiv=lambda a, b: -(-a // b))
+    monkeypatch.setattr(prompt_tiles, "gl", ours)
+    monkeypatch.setattr(prompt_tiles, "tile_count", prompt_tiles.tile_count.fn)
+    loop = prompt_loop_of((4, 128, True, False, gated, False), 256, 16)
+    places = SimpleNamespace(tokens=rows, outputs=1280)
+    width = 64 if gated else 128
+    wanted = {(row, 10 * width - width * (1 + n)) for row in range(0, rows, 256) for n in range(10)}
+    found = [prompt_tiles.tile_corner.fn(tile, places, loop) for tile in range(len(wanted))]
+    assert prompt_tiles.tile_count(places, loop) == len(wanted)
+    assert set(found) == wanted
+    assert prompt_tiles.tile_corner.fn(len(wanted) + 7, places, loop) == found[-1]
+    assert len({row for row, _ in found[:80]}) <= 8
 
 
 def test_rows_of_a_tile() -> None:

@@ -2,7 +2,8 @@
 warps multiply half of a tile's outputs each, y^T = W · x^T.
 
 A group loads its words straight into registers and unpacks the next step's operand (prompt_words.py) while
-the product of this step runs. No wide copy of the weight is written.
+the product of this step runs. No wide copy of the weight is written. SiLU has two warps of its own
+(prompt_gates.py).
 
     packed_prompt_kernel[(programs,)](*arguments, LOOP=PromptLoop(…), num_warps=4)
 """
