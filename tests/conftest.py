@@ -101,15 +101,18 @@ def no_waiting_for_disks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def brief_proofs() -> Iterator[int]:
-    """Builds prove with 5 new tokens a golden case: enough to leave a cache's block. Gives how many it is
-    for users.
+def brief_proofs() -> Iterator[tuple[int, dict[str, int]]]:
+    """Builds prove with 5 new tokens a golden case: enough to leave a cache's block; and without the case of
+    200 tokens, a third of what ``verify`` takes. Gives how many new tokens it is for users.
     """
     from ingot.building.golden import golden_cases as golden
+    from ingot.building.golden import golden_prompts
 
-    whole = golden.NEW_TOKENS
+    whole = golden.NEW_TOKENS, golden_prompts._LENGTHS
+    few = {name: length for name, length in golden_prompts._LENGTHS.items() if name != "long"}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(golden, "NEW_TOKENS", 5)
+        monkeypatch.setattr(golden_prompts, "_LENGTHS", few)
         yield whole
 
 
@@ -119,10 +122,19 @@ def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.forked_workers._WORKERS", ())
 
 
+@pytest.fixture(scope="module")
+def long_proofs(brief_proofs: tuple[int, dict[str, int]]) -> Iterator[None]:
+    """Builds prove with the case of 200 tokens, too."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("ingot.building.golden.golden_prompts._LENGTHS", brief_proofs[1])
+        yield
+
+
 @pytest.fixture
-def whole_proofs(brief_proofs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_proofs(brief_proofs: tuple[int, dict[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds prove as they do for users."""
-    monkeypatch.setattr("ingot.building.golden.golden_cases.NEW_TOKENS", brief_proofs)
+    monkeypatch.setattr("ingot.building.golden.golden_cases.NEW_TOKENS", brief_proofs[0])
+    monkeypatch.setattr("ingot.building.golden.golden_prompts._LENGTHS", brief_proofs[1])
 
 
 @pytest.fixture

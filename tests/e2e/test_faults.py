@@ -59,8 +59,11 @@ BRIEF = [  # every fault in an engine of each walk, one in every other
 ]
 
 
+pytestmark = pytest.mark.usefixtures("long_proofs")
+
+
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def engine(long_proofs: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """engine(scheme): one layer of the pocket model."""
     root, built = tmp_path_factory.mktemp("faults"), {}
 

@@ -26,6 +26,7 @@ from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
 
+pytestmark = pytest.mark.usefixtures("long_proofs")
 Built = dict[str, Path]
 Copy = Callable[[str], Path]
 KINDS = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "opt")
@@ -55,7 +56,7 @@ ODD: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(long_proofs: None, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """An engine in bf16 of every kind."""
     root = tmp_path_factory.mktemp("engines")
     for kind in KINDS:

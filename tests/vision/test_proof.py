@@ -30,7 +30,7 @@ VIT, QFORMER = "encoder.vit", "encoder.qformer"
 
 
 @pytest.fixture(scope="module")
-def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_engine(long_proofs: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     return build(write_files(folder).file, folder / "engine", device="cpu", dtype="fp32")
 
