@@ -116,7 +116,7 @@ class CpuLayers:
         """Whether a step has one token of each request, all logits are wanted and nobody observes."""
         rows = len(batch.positions)
         each = batch.max_query_len == 1 and rows == len(batch.logits_indices) == len(batch.seq_lens)
-        if not each or not 0 < rows <= MOST_ROWS or batch.observer is not None:
+        if not each or batch.probes or not 0 < rows <= MOST_ROWS or batch.observer is not None:
             return False
         if (batch.encoded is None) != (self._shape.encoded is None):
             return False

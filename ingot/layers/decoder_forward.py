@@ -100,7 +100,7 @@ class Operations:
         x = at.x
         assert isinstance(x, torch.Tensor)
         del at  # as above
-        # A step that decodes has one row per request, in order, unless some are padding.
-        if len(batch.logits_indices) != len(x) or not self.step.decodes:
+        # A step that decodes has one row per request, in order, unless some are padding or there is a probe.
+        if batch.probes or len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]
         return decoder.capped(self._starts[-1].full_output(x))

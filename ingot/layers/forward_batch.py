@@ -122,6 +122,7 @@ class ForwardBatch:
         observer: receives intermediate values, under the names of step_record.py.
         encoded: what cross-attention reads, if a request of the step has an input.
         spliced: embeddings that replace those of placeholders.
+        probes: whether logits of a probe are wanted, too: then as many logits as rows may be of other rows.
     """
 
     input_ids: torch.Tensor
@@ -140,6 +141,7 @@ class ForwardBatch:
     observer: Observer | None = None
     encoded: Encoded | None = None
     spliced: Spliced | None = None
+    probes: bool = False
 
     @classmethod
     def of(
@@ -181,6 +183,7 @@ class ForwardBatch:
             max_seq_len=max_seq_len,
             num_decodes=layout.num_single,
             arrivals=arrivals,
+            probes=layout.num_probes > 0,
         )
 
     def see(self, name: str, value: Observed) -> None:

@@ -12,10 +12,11 @@ import torch
 from ingot import LLM, Input, Prompt, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.kernels.cpu.llvm_module import host_cpu
 from ingot.layers.cpu_layers import CpuLayers
 from ingot.layers.forward_batch import ForwardBatch
-from tests.encoders.speech import FRAMES, MELS, write_speech
+from tests.encoders.speech import FRAMES, MELS, VOCAB, write_speech
 from tests.quant.test_cpu_layers import row_of
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
@@ -166,3 +167,24 @@ def test_beside_a_request_without_speech_steps_go_module_by_module(
 def test_an_encoder_whose_cache_has_8_bits_is_read_module_by_module(engines: Callable[[str], Path]) -> None:
     llm = opened(engines("none"), kv_dtype="int8")
     assert llm.executor.runner.forward._cpu_layers is None
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_probe_beside_a_row_that_wants_no_logits(fused: bool, engines: Callable[[str], Path]) -> None:
+    """One request's only token wants a token and a probe, and the other's prompt goes on in the next step:
+    both of the step's logits are the first row's. Also where a step is fused, as on a GPU.
+    """
+    rules = TranscriptRules(end=2, no_speech=41, first_timestamp=VOCAB - 8, framed=0, timestamps=False)
+    asked = SamplingParams(max_new_tokens=2, transcript=rules, logprobs=0, ignore_eos=True)
+    speech = Input(torch.randn(MELS, FRAMES, generator=torch.Generator().manual_seed(5)))
+    prompts = [Prompt([speech, ids]) for ids in ([7], [9, 11, 13])]
+    runtime = RuntimeConfig(block_size=16, token_budget=2)
+    llm = LLM(engines("none"), "cpu", runtime=runtime, max_batch_size=2)
+    forward = llm.executor.runner.forward
+    if fused:
+        forward.fused, forward._cpu_layers = True, None
+
+    def probed(given: list[Prompt]) -> list[float]:
+        return [one.logprobs[0].top[0][1] for one in llm.generate(given, asked) if one.logprobs]
+
+    assert probed(prompts) == pytest.approx(probed(prompts[:1]) + probed(prompts[1:]), abs=1e-4)

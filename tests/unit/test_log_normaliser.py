@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ingot.kernels.cpu import log_sums
 from ingot.runtime.sampling.log_normaliser import log_normaliser
 
 VOCAB = 151_936
@@ -65,6 +66,20 @@ def check_company(device: str) -> None:
 
 def test_company_changes_no_bit() -> None:
     check_company("cpu")
+
+
+def test_fewer_threads_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP gives them where OMP_THREAD_LIMIT or OMP_DYNAMIC say so."""
+    logits, threads = logits_of(3, 997), torch.get_num_threads()
+    if not log_sums.has_exp_sums(logits):
+        pytest.skip("there is no kernel for this processor")
+    expected, kernel = log_normaliser(logits), log_sums._kernel()
+    monkeypatch.setattr(log_sums, "_kernel", lambda: lambda words, _: kernel(words, 2))
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(log_normaliser(logits), expected)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.gpu

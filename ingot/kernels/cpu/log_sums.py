@@ -40,10 +40,10 @@ def exp_sums(logits: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
     """
     rows, columns = logits.shape
     threads = torch.get_num_threads()
-    sums = torch.zeros(rows, threads, dtype=torch.int64)
+    sums = torch.zeros(threads, rows, dtype=torch.int64)  # OpenMP may give fewer threads: theirs come first
     words = (logits.data_ptr(), highest.data_ptr(), sums.data_ptr(), rows, columns)
     _kernel()(words, threads)
-    return sums.sum(1)
+    return sums.sum(0)
 
 
 @cache
@@ -83,7 +83,7 @@ def _text() -> str:
             f.store("float", f.load("float", f.at(own, at)), place)
         _add(f, sums, f.load("<8 x float>", room), most)
         total = f.let(f"call i64 @llvm.vector.reduce.add.v8i64({_I} {f.load(_I, sums)})")
-        place = f.let(f"add i64 {f.let(f'mul i64 {row}, %threads')}, %thread")
+        place = f.let(f"add i64 {f.let(f'mul i64 %thread, {rows}')}, {row}")
         f.store("i64", total, f.at(out, place, 8))
     return str(f)
 
