@@ -17,11 +17,13 @@ import importlib.metadata
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.side_process import last_line
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -105,14 +107,11 @@ def run_llama(folder: Path, kind: str, tokens: int, threads: int) -> dict[str, l
     script.write_text(NODE)
     file = folder / f"qwen05_{kind}.gguf"
     words = ["node", str(script), str(file), str(tokens), str(threads), json.dumps(PROMPT)]
-    return _last_line(words, dict(os.environ))
+    return side_figures("llama.cpp", words)
 
 
-def _last_line(words: Sequence[str], environment: dict[str, str]) -> dict[str, list[float]]:
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{words[0]} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+def side_figures(side: str, words: Sequence[str]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = json.loads(last_line(side, words))
     return found
 
 
@@ -139,7 +138,7 @@ def main() -> None:
             sides.setdefault(f"llama.cpp {kind}", []).append(found)
         for scheme in args.schemes:
             words = [sys.executable, __file__, "--one", scheme, *own]
-            sides.setdefault(scheme, []).append(_last_line(words, dict(os.environ)))
+            sides.setdefault(scheme, []).append(side_figures(scheme, words))
         print(f"round {number + 1} of {args.rounds} is done", file=sys.stderr)
     _report(sides, args)
 

@@ -17,7 +17,6 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.side_process import last_line
 from benchmarks.whisper import NAMES, SHAPES, Load, Ours, noise
 from ingot.measure.side.machine import machine
 from ingot.models.speech_tokens import SpeechTokens
@@ -156,13 +156,10 @@ def child(shape: str, side: str, converted: Path, given: argparse.Namespace) -> 
     """The last line that a process of this side prints; its memory and threads are its own."""
     words = [sys.executable, __file__, shape, "--one", side, "--converted", str(converted)]
     words += ["--threads", str(given.threads), "--windows", *map(str, given.windows)]
-    environment = dict(os.environ)
-    if side in ("convert", "faster-whisper"):
-        environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), str(given.beside)])
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"{side} failed:\n{done.stderr[-2000:]}")
-    return (done.stdout.strip().splitlines() or [""])[-1]
+    if side not in ("convert", "faster-whisper"):
+        return last_line(side, words)
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(given.beside)])
+    return last_line(side, words, {"PYTHONPATH": path})
 
 
 def report(found: dict[str, Any], given: argparse.Namespace) -> None:

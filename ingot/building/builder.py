@@ -30,7 +30,7 @@ from ingot.checkpoint.checkpoint_files import CONFIG
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files
-from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, BuildConfig
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
@@ -154,13 +154,7 @@ def build(
                 seen = _write(folder, source, assembly, text, data, kept_plan, place, progress, ranges)
                 source.close()  # its mapped pages count as memory
                 if proof:
-                    figures = _compared(folder, original, assembly.model, place, proof_progress)
-                    start = time.perf_counter()
-                    found = make_proof(folder, assembly.model, config, text.tokenizer, place, proof_progress)
-                    if found is not None:
-                        found = Proof.of(found.claims.replace(source=figures), found.made)
-                        (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
-                        write_when(folder, round(time.perf_counter() - start, 3))
+                    _prove(folder, original, assembly, config, text, place, proof_progress)
                 if finish is not None:
                     finish(folder)
             if seen is not None:
@@ -168,6 +162,25 @@ def build(
         except OSError as error:
             raise BuildError("cannot write to the engine's folder", seen=error, fix="-o") from error
     return target
+
+
+def _prove(
+    folder: Path,
+    original: Path | MiniGPT4Files,
+    assembly: Assembly,
+    config: BuildConfig,
+    text: TextParts,
+    place: torch.device,
+    progress: Progress | None,
+) -> None:
+    """Compare what was stored with the checkpoint, and store golden cases where a model has some."""
+    figures = _compared(folder, original, assembly.model, place, progress)
+    start = time.perf_counter()
+    found = make_proof(folder, assembly.model, config, text.tokenizer, place, progress)
+    if found is not None:
+        found = Proof.of(found.claims.replace(source=figures), found.made)
+        (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
+        write_when(folder, round(time.perf_counter() - start, 3))
 
 
 def _size(assembly: Assembly, text: TextParts) -> int:

@@ -58,43 +58,19 @@ def make_executor(
         ConfigError: the embedding is to stay on the host, and is the head too.
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
     """
-    setting = MemorySetting(
-        model.config,
-        dtype_name(dtype),
-        max_batch_size,
-        max_seq_len,
-        device="cuda" if device.type == "cuda" else "cpu",
-        quant=model.quant,
-        runtime=config,
-        encoder_dtype=_encoder_dtype(model, dtype),
-        **_stored_dtypes(model, device),
-    )
-    if device.type == "cpu":
-        setting = _settled(model, device, setting)
+    setting = _memory_setting(model, device, dtype, max_batch_size, max_seq_len, config)
     if config.batch_invariant:
         make_batch_invariant(model)
     what = "the weights leave too little device memory to run"
     expect_own_embedding(setting)
     if setting.host_embedding_bytes:  # a model that was loaded for another runtime has it on the device
         model.embed_tokens.keep_on_host()
-    tensors = (*model.parameters(), *model.buffers())
-    own = sum(tensor.nbytes for tensor in tensors if tensor.device.type == device.type)
-    own += sum(linear.packed_bytes for linear in linears(model).values())
-    with explained(what, setting, device, own=own) as capacity, on_device(device):
+    with explained(what, setting, device, own=_bytes_on(device, model)) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
         num_blocks, config = _widened(model, device, setting, capacity, num_blocks)
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
-        encoding = encoders = inputs = None
-        if model.encoder is not None and model.config.encoder is not None:
-            on_gpu, size = device.type == "cuda", (setting.encoder_blocks, config.block_size)
-            graphs = on_gpu and config.cuda_graphs
-            at_once = encoded_at_once(model.config.encoder, config, on_gpu=on_gpu)
-            encoding = Encoding(model, caches, *size, device, at_once=at_once, cuda_graphs=graphs)
-            parts = graphs and model.config.splices
-            encoders = EncoderCache(*size, config.encoder_budget, parts=parts)
-            inputs = InputRules(model.config, cast(Encoder, model.encoder), math.prod(size))
-    share = layered_share(model.config, config)
-    pace = None if share is None else Pace(share, model.config.num_layers)
+        encoding, encoders, inputs = _encoding(model, caches, device, setting, config)
+    pace = _pace(model, config)
     runner = Runner(
         model,
         caches,
@@ -107,11 +83,10 @@ def make_executor(
         encoding=encoding,
         pace=pace,
     )
-    blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(
         model,
         runner,
-        blocks,
+        BlockManager(num_blocks, config.block_size, config.prefix_reuse),
         stop_ids=stop_ids,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
@@ -125,6 +100,60 @@ def make_executor(
         rows=RowRules.of(model),
         prompt_budget=config.step_budget,
     )
+
+
+def _memory_setting(
+    model: Decoder,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_batch_size: int,
+    max_seq_len: int,
+    config: RuntimeConfig,
+) -> MemorySetting:
+    """What the ledger counts of these values; on a CPU, of the weights in the form that they get here."""
+    setting = MemorySetting(
+        model.config,
+        dtype_name(dtype),
+        max_batch_size,
+        max_seq_len,
+        device="cuda" if device.type == "cuda" else "cpu",
+        quant=model.quant,
+        runtime=config,
+        encoder_dtype=_encoder_dtype(model, dtype),
+        **_stored_dtypes(model, device),
+    )
+    return _settled(model, device, setting) if device.type == "cpu" else setting
+
+
+def _bytes_on(device: torch.device, model: Decoder) -> int:
+    """Bytes that a model's tensors take on a device."""
+    tensors = (*model.parameters(), *model.buffers())
+    own = sum(tensor.nbytes for tensor in tensors if tensor.device.type == device.type)
+    return own + sum(linear.packed_bytes for linear in linears(model).values())
+
+
+def _encoding(
+    model: Decoder,
+    caches: list[LayerCache],
+    device: torch.device,
+    setting: MemorySetting,
+    config: RuntimeConfig,
+) -> tuple[Encoding, EncoderCache, InputRules] | tuple[None, None, None]:
+    """What encodes inputs, what keeps them, and which a request may have; None without an encoder."""
+    if model.encoder is None or model.config.encoder is None:
+        return None, None, None
+    on_gpu, size = device.type == "cuda", (setting.encoder_blocks, config.block_size)
+    graphs = on_gpu and config.cuda_graphs
+    at_once = encoded_at_once(model.config.encoder, config, on_gpu=on_gpu)
+    encoding = Encoding(model, caches, *size, device, at_once=at_once, cuda_graphs=graphs)
+    encoders = EncoderCache(*size, config.encoder_budget, parts=graphs and model.config.splices)
+    return encoding, encoders, InputRules(model.config, cast(Encoder, model.encoder), math.prod(size))
+
+
+def _pace(model: Decoder, config: RuntimeConfig) -> Pace | None:
+    """How many layers of a long prompt's chunk follow a step; None: chunks are steps of their own."""
+    share = layered_share(model.config, config)
+    return None if share is None else Pace(share, model.config.num_layers)
 
 
 def _settled(model: Decoder, device: torch.device, setting: MemorySetting) -> MemorySetting:
