@@ -4,7 +4,8 @@ Both sides hear windows of 30 seconds of noise, new ones in every run, as raw sa
 tokens of each behind the prompt of an English transcript, greedily. faster-whisper's side is its feature
 extractor and its engine, CTranslate2; it runs where ``--beside`` names a folder of packages that holds
 faster-whisper, and needs Transformers to convert the weights. Both sides take turns, ``--rounds`` times;
-"all" is a run with every token, "first" one with a single token, which is the encoder and the prompt.
+"all" is a run with every token, "first" one with a single token, which is the encoder and the prompt. Shapes
+that a JSON file has from an earlier run stay in it.
 
     pip install --target /tmp/beside faster-whisper==1.2.1
     python benchmarks/whisper_cpu_race.py tiny base small --beside /tmp/beside --json FILE
@@ -169,14 +170,18 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
                 words = "  ".join(f"{name} {value:9.2f}" for name, value in figures.items())
                 print(f"{shape:<6} {side:<15} {count:>2} windows  {words}")
     if given.json:
-        result = {
+        before = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+        run = {
             "command": shlex.join(["python", *sys.argv]),
             "machine": machine(torch.device("cpu")),
             "threads": given.threads,
             "rounds": given.rounds,
-            "tokens": TOKENS,
             "load_average": round(os.getloadavg()[1], 2),
-            "shapes": found,
+        }
+        result = {
+            "tokens": TOKENS,
+            "runs": before.get("runs", {}) | dict.fromkeys(found, run),
+            "shapes": before.get("shapes", {}) | found,
         }
         given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
