@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,20 @@ def test_without_llvmlite_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_old_llvmlite_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llvmlite.__version__", "0.45.1")
     assert llvm_module._binding.__wrapped__() is None
+
+
+def test_openmp_needs_no_barrier_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels have one: a runtime of OpenMP without it runs them."""
+
+    class Library:
+        def __init__(self, path: str) -> None:
+            whole = CDLL(path)
+            for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
+                setattr(self, name, getattr(whole, name))
+
+    usual = llvm_module._openmp.__wrapped__()
+    monkeypatch.setattr(llvm_module.ctypes, "CDLL", Library)
+    assert llvm_module._openmp.__wrapped__() == usual
 
 
 @pytest.mark.parametrize("scheme", ["none", "w4a16", "w8a8"])

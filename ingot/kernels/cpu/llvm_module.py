@@ -119,7 +119,7 @@ def _binding() -> Any:
 @cache
 def _openmp() -> bool:
     """Whether kernels can run on the threads of the OpenMP that PyTorch has loaded, GNU's."""
-    names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     place = Path(torch.__file__).parent
     for path in (*place.glob("lib/libgomp*.so*"), *place.parent.glob("torch.libs/libgomp*.so*")):
         library = ctypes.CDLL(str(path))

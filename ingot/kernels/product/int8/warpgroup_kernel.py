@@ -262,8 +262,8 @@ def warpgroup_kernel(
 ) -> None:
     """Tiles of BLOCK_T rows and 64 outputs per group of warps, as far apart as there are programs; with
     parts of their sums by programs of the grid's second axis, with equally many steps, the last ones past the
-    end. REGISTERS: per thread
-    that multiplies. Sources and pieces are descriptors (which a launch cannot take inside a tuple).
+    end. REGISTERS: per thread that multiplies. Sources and pieces are descriptors (which a launch
+    cannot take inside a tuple).
     """
     x, weight, out = WarpRows(*x), WarpWeight(*weight), Sums(*out)
     GROUPS: constexpr = LOOP.GROUPS

@@ -61,8 +61,8 @@ class WarpWeight(NamedTuple):
 
 class Program(NamedTuple):
     """What all warps of a program share: arguments, sizes, and in shared memory the steps' operands with
-    barriers when they are there and when they are no longer needed, pieces to store with
-    theirs, and scales of rows.
+    barriers when they are there and when they are no longer needed, pieces to store with theirs, and scales
+    of rows.
     """
 
     x_source: Any
