@@ -17,6 +17,7 @@ from ingot import build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.layers import rotary
 from ingot.measure.align.align_session import Report, align
+from ingot.measure.align.diagnosis import explain_first
 from ingot.measure.align.trace import STREAM_READERS, run_steps, trace
 from ingot.quant.schemes import half_packed, in_panels, weight_only
 from ingot.quant.schemes.int8_products import Int8Products
@@ -116,6 +117,15 @@ def test_in_every_scheme(scheme: str, fault: str, engines: Any, originals: dict[
     assert report.first_stage == STAGES[fault]
     assert report.first is not None
     assert report.first.alone
+
+
+def test_a_small_fault_has_its_cause_found(
+    engines: Any, originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.measure.align.align_session.explain_first", explain_first)
+    report = compared(engines("llama", "dense"), originals["llama"], "rotary base x 1.01")
+    assert [found.culprit for found in report.findings] == ["rope_base"]
+    assert "RoPE runs with base 10100, though the config says 10000" in report.findings[0].text
 
 
 @pytest.mark.stays("dense-SiLU x 1.005", "w8a8-norm x 1.01")
