@@ -23,6 +23,7 @@ from ingot.layers.linear import linears
 from ingot.llm.llm import LLM
 from ingot.llm.prompt_inputs import Input, Messages, Prompt, PromptLike
 from ingot.llm.prompt_left_cut import read_prompt
+from ingot.memory.memory_error import first_sentence, ran_out
 from ingot.proof.encoder_record import KEYS_VALUES, encoder_observed
 from ingot.proof.expected_trace import expected_output
 from ingot.proof.repro_bundle import BUNDLE_VERSION, DECODER, Bundle, BundleFacts, layer_name
@@ -180,9 +181,11 @@ def replay(bundle: Bundle, device: torch.device) -> LayerReplay:
     try:
         with on_device(device):
             output = layer_output(bundle, device, parse_dtype(facts.dtype))
-    except torch.OutOfMemoryError as error:
-        what, seen = "the layer does not fit on the device", str(error).split(". ")[0]
-        raise OutOfMemoryError(what, seen=seen, fix="`device=cpu`") from None
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        what, fix = "the layer does not fit on the device", "`device=cpu`"
+        raise OutOfMemoryError(what, seen=first_sentence(error), fix=fix) from None
     apart = row_errors(output, bundle.expected)
     worst = int(apart.argmax())
     return LayerReplay(

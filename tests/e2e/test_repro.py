@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from errno import ENOMEM
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from safetensors.torch import load_file, save_file
 from ingot import LLM, SamplingParams, build
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
-from ingot.errors import BuildError, CheckpointError, EngineError, NoSuchPathError, RequestError
+from ingot.errors import (
+    BuildError,
+    CheckpointError,
+    EngineError,
+    NoSuchPathError,
+    OutOfMemoryError,
+    RequestError,
+)
 from ingot.layers import mlp as mlps
 from ingot.layers import norm as norms
 from ingot.proof.repro_bundle import read_bundle, write_bundle
@@ -355,3 +363,28 @@ def test_misuse(folders: dict[str, Path], words: tuple[Any, ...], reported: str)
     shown = ingot("repro", *(str(w).replace("{engine}", str(folders["llama"])) for w in words))
     assert shown.exit_code == 2 or reported == "outside the vocabulary"
     assert reported in " ".join(shown.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error"),
+        RuntimeError("CUDA error: out of memory"),
+        OSError(ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=["device", "host", "call", "mapping"],
+)
+def test_a_replay_without_memory(
+    error: Exception, bundle_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    bundle = read_bundle(bundle_file)
+    monkeypatch.setattr("ingot.proof.repro_run.layer_output", fail)
+    with pytest.raises(OutOfMemoryError, match=r"does not fit on the device.*`device=cpu`"):
+        replay(bundle, CPU)
+    error = RuntimeError("another")
+    with pytest.raises(RuntimeError, match="another"):
+        replay(bundle, CPU)
