@@ -170,6 +170,18 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done all its work; does nothing for a CPU. The error of a GPU that has failed is
+    only logged, so that it hides none before it: whatever uses the GPU next raises again.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        _log.warning("%s failed before its last work was done: %s", device, str(error).split("\n", 1)[0])
+
+
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     """The torch dtype of ``fp16``, ``bf16`` or ``fp32``; torch's names and dtypes work too.
 

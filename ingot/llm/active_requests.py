@@ -165,9 +165,10 @@ class ActiveRequests:
         self._waiting.discard(call)
 
     def close(self) -> None:
-        """End all calls: each gets an error."""
+        """End all calls: each gets an error. Then wait for the device: the executor may be dropped."""
         for call in list(self._open):
             self._fail(call, EngineError("the LLM was closed before the answer"))
+        self._executor.wait_for_device()
 
     def step(self) -> None:
         """Run one step and post its news. When it fails, the executor has dropped all requests: every call

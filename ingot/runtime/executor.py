@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.device import on_device
+from ingot.device import on_device, wait_for
 from ingot.kernels.sampling.feed_tokens import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.memory.ledger import MemorySetting
@@ -220,6 +220,12 @@ class Executor:
                 what, capacity = "a step does not fit in device memory", capacity_of(self.runner.device)
                 raise out_of_memory(what, self.setting, capacity, seen=first_sentence(error)) from None
             raise
+
+    def wait_for_device(self) -> None:
+        """Wait until no step computes any more. To be called before an executor is dropped: kernels read and
+        write pinned memory of the host, which PyTorch gives to others as soon as it is free. Does not raise.
+        """
+        wait_for(self.runner.device)
 
     def _step(self) -> list[Update]:
         before, self._ahead = self._ahead, None

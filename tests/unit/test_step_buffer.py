@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +15,9 @@ from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduling.inputs import EncoderEntry
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.scheduling.scheduled_batch import ScheduledRequest, layout_of
+from ingot.runtime.step.prompt_graphs import PromptGraphs
 from ingot.runtime.step.step_buffer import StepBuffer
+from tests.unit.fake_gpu import LateGpu
 
 ROWS, BLOCK_SIZE = 4, 4
 
@@ -239,3 +245,71 @@ def test_rows_that_change_hands_are_written_again() -> None:
         assert buffer.host["query_start"].tolist() == [0, 1, 2, 3, 4]
     buffer.fill(layout_of([], BLOCK_SIZE))
     assert buffer.host["query_start"].tolist() == [0] * 5
+
+
+def test_a_host_buffer_is_not_written_while_the_device_may_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is late: it reads an upload no sooner than somebody waits for it."""
+    gpu = LateGpu(monkeypatch, "ingot.runtime.step.step_buffer")
+    read: list[list[int]] = []
+
+    def upload(host: torch.Tensor, out: torch.Tensor, *feed: Any) -> None:
+        def copy() -> None:
+            out.copy_(host)
+            read.append(buffer.feed_rows.tolist() + buffer.padded_batch(1, 99).input_ids.tolist())
+
+        gpu.work.append(copy)
+
+    monkeypatch.setattr("ingot.runtime.step.step_buffer.upload_step", upload)
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cuda"))
+    lengths = [9, 5, 3, 7, 6, 4]
+    for length in lengths:
+        buffer.fill(layout_of([decode("a", length)], BLOCK_SIZE))
+        buffer.upload()
+    assert len(read) == len(lengths) - 2, "two steps may be in flight"
+    buffer.wait_until_read()
+    assert not gpu.work
+    assert [row[ROWS] for row in read] == [length - 1 for length in lengths]
+
+
+def test_a_buffer_that_is_dropped_does_not_hide_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = LateGpu(monkeypatch, "ingot.runtime.step.step_buffer")
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cuda"))
+    buffer.fill(layout_of([decode("a", 3)], BLOCK_SIZE))
+    buffer.upload()
+    gpu.fail()
+    buffer.wait_until_read()
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
+    buffer.wait_until_read()  # there is nothing to wait for
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_warm_up_s_buffers_are_read_before_they_are_dropped(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = LateGpu(monkeypatch, "ingot.runtime.step.step_buffer")
+    read: list[int] = []
+    dropped: list[tuple[int, bool]] = []
+
+    def padding(tokens: int, requests: int) -> tuple[StepBuffer, None]:
+        upload = partial(read.append, tokens)
+        monkeypatch.setattr(
+            "ingot.runtime.step.step_buffer.upload_step", lambda *given: gpu.work.append(upload)
+        )
+        buffer = StepBuffer(tokens, requests, 8, ROWS, torch.device("cuda"))
+        buffer.fill(layout_of([], BLOCK_SIZE))
+        buffer.upload()
+        weakref.finalize(buffer, lambda: dropped.append((tokens, tokens in read)))
+        return buffer, None
+
+    def launch(buffer: StepBuffer, batch: None) -> None:
+        if fails:
+            raise KeyError("a kernel that cannot be built")
+
+    graphs: Any = PromptGraphs.__new__(PromptGraphs)
+    vars(graphs).update(sizes=lambda *most: [(16, 1), (32, 1)], _padding=padding, _launch_once=launch)
+    if fails:
+        with pytest.raises(KeyError, match="cannot be built"):
+            graphs.launch_all(1, 32)
+    else:
+        graphs.launch_all(1, 32)
+    assert dropped == ([(16, True)] if fails else [(16, True), (32, True)])

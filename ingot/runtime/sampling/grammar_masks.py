@@ -1,6 +1,5 @@
 """Masks of the tokens that requests' grammars allow next, found on other threads; a request sits out until
-its own
-is there.
+its own is there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Bits = npt.NDArray[np.int32]
 _MOST_THREADS = 8
 
 
-class _HostSide(NamedTuple):
+class _MasksSide(NamedTuple):
     """Masks on the host, and the event after which they may be written again."""
 
     masks: torch.Tensor
@@ -60,10 +59,10 @@ class TokenMasks:
             side.sent.record()
 
     @cached_property
-    def _sides(self) -> list[_HostSide]:
+    def _sides(self) -> list[_MasksSide]:
         on_gpu = self._device.type == "cuda"
         return [
-            _HostSide(
+            _MasksSide(
                 torch.zeros(self._shape, dtype=torch.int32, pin_memory=on_gpu),
                 torch.cuda.Event() if on_gpu else None,
             )

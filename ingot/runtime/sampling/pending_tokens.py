@@ -32,8 +32,10 @@ class TokensInFlight:
         return self._host.tolist(), None if self._logprobs is None else self._logprobs.tolist()
 
 
-class _HostSide(NamedTuple):
-    """Where the host reads a step, and the event after which it may."""
+class _LogprobsSide(NamedTuple):
+    """Where the host reads a step's log-probabilities, and the event after which it may read them and the
+    step's tokens.
+    """
 
     logprobs: torch.Tensor
     ready: torch.cuda.Event | None
@@ -59,7 +61,7 @@ class TokenFeed:
         tokens = torch.zeros(2, max_rows, dtype=torch.int64, pin_memory=on_gpu)
         self.sent = Sent(tokens, torch.zeros(1, dtype=torch.int32, device=device))
         self._sides = [
-            _HostSide(
+            _LogprobsSide(
                 torch.zeros(max_rows, ROW_WIDTH, dtype=torch.float64, pin_memory=on_gpu),
                 torch.cuda.Event() if on_gpu else None,
             )

@@ -175,7 +175,11 @@ class PromptGraphs:
     def launch_all(self, num_requests: int, num_tokens: int) -> None:
         """Launch every kernel of ``warm_up``, without a graph."""
         for size in self.sizes(num_requests, num_tokens):
-            self._launch_once(*self._padding(*size))
+            buffer, batch = self._padding(*size)
+            try:
+                self._launch_once(buffer, batch)
+            finally:
+                buffer.wait_until_read()
 
     def sizes(self, num_requests: int, num_tokens: int) -> list[tuple[int, int]]:
         """The buckets of steps of up to so many requests and tokens."""
@@ -192,22 +196,20 @@ class PromptGraphs:
 
     def _padding(self, tokens: int, requests: int) -> tuple[StepBuffer, ForwardBatch]:
         """An uploaded buffer of this bucket, all padding, and its step."""
+        spliced = None if self._encoding is None else self._encoding.captured(tokens)
         buffer = prompt_buffer(self.forward, self.device, self.max_seq_len, tokens, requests)
-        batch = buffer.padded_batch(tokens, self.max_seq_len)
-        if self._encoding is not None:
-            batch = replace(batch, spliced=self._encoding.captured(tokens))
-        return buffer, batch
+        return buffer, replace(buffer.padded_batch(tokens, self.max_seq_len), spliced=spliced)
 
     def _step(self, bucket: tuple[int, int]) -> _Padded:
         """The bucket's step, made when it is first needed."""
         if bucket not in self._padded:
-            buffer, batch = self._padding(*bucket)
             model = self.forward.model
             if not len(self._logits):  # of all buckets: each would keep its own
                 shape = (self.forward.most_logits(self.buckets[-1]), model.config.vocab_size)
                 self._logits = torch.empty(shape, dtype=model.dtype, device=self.device)
-            newest = Newest(torch.empty_like(batch.input_ids), batch.logits_indices)
-            self._padded[bucket] = _Padded(buffer, batch, newest)
+            ids = torch.empty(bucket[0], dtype=torch.int64, device=self.device)
+            buffer, batch = self._padding(*bucket)  # last: without memory for the others it would be dropped
+            self._padded[bucket] = _Padded(buffer, batch, Newest(ids, batch.logits_indices))
         return self._padded[bucket]
 
     def _compute(self, step: _Padded) -> None:

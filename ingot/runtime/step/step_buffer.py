@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from operator import is_, itemgetter
 from typing import Any
@@ -56,7 +57,7 @@ _COLUMNS = {
 }
 
 
-class _HostSide:
+class _StepSide:
     """One host buffer as named numpy arrays, and the event after which it may be written again."""
 
     def __init__(self, size: int, pinned: bool, num_requests: int) -> None:
@@ -118,7 +119,7 @@ class StepBuffer:
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())
-        self._sides = [_HostSide(size, on_gpu, num_requests) for _ in range(2 if on_gpu else 1)]
+        self._sides = [_StepSide(size, on_gpu, num_requests) for _ in range(2 if on_gpu else 1)]
         first = self._sides[0].memory
         self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else first
         self._views = {}
@@ -242,7 +243,15 @@ class StepBuffer:
             self._send(side, *((None, 0) if feed is None else (feed.sent.side, feed.turn)))
             side.sent.record(torch.cuda.current_stream(self._device.device))  # without, torch looks for it
 
-    def _send(self, side: _HostSide, place: torch.Tensor | None, turn: int) -> None:
+    def wait_until_read(self) -> None:
+        """Wait until the device has read what was uploaded. To be called before a buffer is dropped: PyTorch
+        does not know that a kernel reads its pinned memory, and would give it to others.
+        """
+        for sent in (side.sent for side in self._sides if side.sent is not None):
+            with suppress(RuntimeError):  # a device that has failed reads no more; its error is another's
+                sent.synchronize()
+
+    def _send(self, side: _StepSide, place: torch.Tensor | None, turn: int) -> None:
         upload_step(side.words, self._device.view(torch.int32), place, turn)
 
     def _fill_split(self, layout: StepLayout) -> None:
