@@ -17,8 +17,9 @@ from ingot.kernels.cpu.llvm_module import HostCpu, host_cpu
 from ingot.kernels.cpu.panel_products import panel_product, tiles
 from ingot.kernels.cpu.product_text import TILES_OF_AVX512
 from ingot.layers.linear import held_bytes, linears
+from ingot.quant.plain_rows import split_rows
 from ingot.quant.schemes import in_panels
-from ingot.quant.schemes.in_panels import InPanels, Int8InPanels
+from ingot.quant.schemes.in_panels import InPanels, Int8InPanels, split_columns
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.int8_both import Int8Both
 from ingot.quant.schemes.linear_scheme import LinearScheme
@@ -116,6 +117,18 @@ def test_int8_products_have_the_bits_of_exact_sums(name: str) -> None:
     assert same(form.original(kept), stored)
 
 
+@pytest.mark.parametrize("name", ["w8a8", "w8a8 by head", "w4a8"])
+def test_values_in_the_middle_between_two_fall_as_everywhere(name: str) -> None:
+    """The last bit of 1 / m · 127 decides, in a thirtieth of such values."""
+    form, kept = packed(INTEGERS[name])
+    generator = torch.Generator().manual_seed(2)
+    largest = torch.rand(200, 1, generator=generator) + 0.5
+    x = (torch.randint(-126, 126, (200, K), generator=generator) + 0.5) * largest / 127
+    x[:, ::16] = largest
+    stored = form.original(kept)
+    assert torch.equal(form.apply(x, kept), form.origin.apply(x, stored))
+
+
 def test_the_largest_int8_values_are_summed_exactly() -> None:
     scheme = Int8Both(static=True)
     weight = torch.full((16, 64), -128, dtype=torch.int8)
@@ -178,6 +191,22 @@ def test_split_rows_lose_about_what_sums_in_fp32_lose(name: str) -> None:
     sums = 2e-6 * (x.double().abs() @ meant.abs().T) + 2e-7 * kept["bias"].abs()
     assert ((y - x.double() @ meant.T).abs() <= bound + sums + 1e-28).all()
     assert torch.equal(form.apply(x[3:4], kept)[0], kept["bias"])
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w8a16 zeros", "w8a16 ordered", "w4a16 symmetric", "w4a16"])
+def test_split_rows_are_those_of_the_plain_rule(name: str) -> None:
+    """What is left are a few sums in fp32."""
+    form, kept = packed(FLOATS[name])
+    if not form.panels.packing.split:
+        pytest.skip("this processor multiplies in fp32")
+    x = torch.randn(6, K, generator=torch.Generator().manual_seed(2))
+    meant, order = form.dequantize(kept, K, torch.float64), kept.get("order")
+    columns = split_columns(FLOATS[name], K)
+    assert columns == form.panels.row_group
+    exact = x.double() @ meant.T
+    split = split_rows(x.double(), columns, order) @ meant.T
+    y = form.apply(x, kept).double() - kept["bias"].double()
+    assert float((y - split).norm()) < 0.8 * float((y - exact).norm())
 
 
 def test_a_long_row_of_the_largest_values_is_split_into_sums_that_int32_holds() -> None:

@@ -1,6 +1,6 @@
 """The text of rows in int8 for products of packed weights, in LLVM's language.
 
-    values = rint(x · 127 / m), m the largest magnitude of a row or group      # one int8, as int8_rows.py
+    values = rint(x · (1 / m · 127)), m the largest magnitude of a row or group # one int8, as int8_rows.py
     values = rint(x · 2^(21 - e)), 2^e ≤ m < 2^(e + 1), of 23 bits              # ``split``: three int8 each
 
 A split value is 65536 · d2 + 256 · d1 + d0 with d in -128 … 127: products of its parts are exact, and it is
@@ -86,7 +86,8 @@ def _scale(f: Function, packing: Packing, source: str, count: str, inverse: str,
     bits = f.let(f"call i32 @llvm.umax.i32(i32 {bits}, i32 {least})")
     if not packing.split:
         largest = f.let(f"bitcast i32 {bits} to float")
-        f.store("float", f.let(f"fdiv float {float_bits(127.0)}, {largest}"), inverse)
+        one = f.let(f"fdiv float {float_bits(1.0)}, {largest}")  # two roundings, as int8_rows.py has them
+        f.store("float", f.let(f"fmul float {one}, {float_bits(127.0)}"), inverse)
         f.store("float", f.let(f"fdiv float {largest}, {float_bits(127.0)}"), scale)
         return
     exponent = f.let(f"lshr i32 {bits}, 23")

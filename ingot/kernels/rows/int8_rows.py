@@ -97,9 +97,9 @@ def quantize_rows(
 ) -> Int8Rows:
     """Quantize activations x [M, K] of any float dtype; the rule that every kernel follows.
 
-    With m the largest magnitude of a row (or group), the scale is m / 127 and values are x · (127 / m),
-    rounded to the nearest, ties to even, in fp32. In a ``dtype`` of e4m3 448 takes the place of 127. With
-    ``static``, fp32 [1], values are x / static, clamped at -128 … 127, or -448 … 448.
+    With m the largest magnitude of a row (or group), the scale is m / 127 and values are x · (1 / m · 127),
+    rounded to the nearest, ties to even; each operation rounds to fp32. In a ``dtype`` of e4m3 448 takes
+    the place of 127. With ``static``, fp32 [1], values are x / static, clamped at -128 … 127, or -448 … 448.
     """
     wide = x.float()
     if static is not None:
