@@ -1,4 +1,4 @@
-"""Which products of an engine round their inputs to few bits, by the names of the original."""
+"""Which products of an engine round their inputs, to few bits or to 23, by the names of the original."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import torch
 from torch import nn
 
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
-from ingot.engine.assembly import Assembly
+from ingot.checkpoint.weight_map import MappedTensor
+from ingot.config.quantization.quant_config import HEAD
+from ingot.engine.assembly import Assembly, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
+from ingot.quant.plain_rows import split_rows
+from ingot.quant.schemes.in_panels import split_columns
 from ingot.quant.schemes.linear_scheme import LinearScheme
 
 _RULE = ("input_scale", "steps", "zeros", "order")
@@ -64,12 +68,59 @@ def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
     )
 
 
+@dataclass(frozen=True)
+class SplitInput:
+    """The input of a linear layer that a CPU's kernels round to 23 bits; what that changes is noise.
+
+    Attributes:
+        name, originals: as of ``Int8Input``.
+        columns: so many neighbours, in ``order`` [K], have a scale of their own.
+    """
+
+    name: str
+    originals: tuple[str, ...]
+    columns: int
+    order: torch.Tensor | None
+
+    def rounded(self, x: torch.Tensor, *, flips: bool) -> torch.Tensor:
+        """An input [..., K]: as it is, or with noise (``flips``) rounded."""
+        return split_rows(x, self.columns, self.order) if flips else x
+
+
+RoundedInput = Int8Input | SplitInput
+
+
+def read_split_inputs(engine: Path, checkpoint: Path | None) -> tuple[SplitInput, ...]:
+    """The inputs that a CPU splits if the engine computes in fp32; without a ``checkpoint``
+    they have no original names.
+    """
+    manifest, reader = Manifest.read(engine), WeightsReader(engine / WEIGHTS_FILE)
+    mapped: Mapping[str, MappedTensor] = {}
+    if checkpoint is not None:
+        with open_checkpoint(checkpoint) as source:
+            mapped = Assembly.of(source, manifest.build, manifest.quant).mapped
+    found = []
+    for name, linear in linears(model_of(manifest)).items():
+        columns = split_columns(linear.scheme, linear.in_features)
+        if columns:
+            order = reader.read(f"{name}.order").clone() if "order" in linear._parameters else None
+            found.append(SplitInput(name, _originals(mapped.get(f"{name}.weight")), columns, order))
+    return tuple(found)
+
+
+def _originals(mapped: MappedTensor | None) -> tuple[str, ...]:
+    """The modules of a weight's sources; a tied head in fewer bits has a module of its own."""
+    if mapped is None or mapped.tied_to is not None:
+        return () if mapped is None else (HEAD,)
+    return tuple(part.removesuffix(".weight") for part in mapped.sources)
+
+
 @contextmanager
-def rounding(model: nn.Module, inputs: Sequence[Int8Input], *, flips: bool = False) -> Iterator[None]:
+def rounding(model: nn.Module, inputs: Sequence[RoundedInput], *, flips: bool = False) -> Iterator[None]:
     """While the block runs, a model's modules read rounded inputs [..., K], in the dtype that they come in.
 
     The modules are those of the engine's names, or else those that end in the checkpoint's; CheckpointError
-    where there is none. ``flips`` is as in ``rounded_rows``.
+    where there is none. ``flips``: with noise, as in ``rounded``.
     """
     modules = dict(model.named_modules())
     handles = []
@@ -93,7 +144,7 @@ def rounding(model: nn.Module, inputs: Sequence[Int8Input], *, flips: bool = Fal
             handle.remove()
 
 
-def _hook(one: Int8Input, flips: bool) -> Any:
+def _hook(one: RoundedInput, flips: bool) -> Any:
     def hook(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         x = given[0]
         wide = x if x.dtype == torch.float64 else x.float()

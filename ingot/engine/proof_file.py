@@ -25,6 +25,7 @@ from ingot.engine.source_figures import SourceFigures
 from ingot.errors import EngineError, IngotError
 
 PROOF_VERSION = 2
+SPLIT = "fp32, inputs of 23 bits"  # a floor
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IngotError)
 _MADE, _VERIFIED = "made", "verified"  # the parts of verify.json
 
@@ -148,7 +149,8 @@ class Claims(JsonConfig):
 
     Attributes:
         manifest_sha256: of the engine's manifest.json.
-        floors: by dtype of arithmetic; the engine's own and fp32.
+        floors: by dtype of arithmetic; the engine's own, fp32 and, where a CPU may split inputs of products
+            (quant/schemes/in_panels.py), ``SPLIT``.
         metrics: those of a build with ``prove``.
         inputs: the inputs of cases of a model with an encoder.
         source: how far the stored tensors are from the checkpoint's; None: of an older Ingot.

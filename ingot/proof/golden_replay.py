@@ -20,12 +20,14 @@ from ingot.building.golden.golden_encoder import GoldenInput, inputs_of
 from ingot.building.golden.golden_prompts import with_input
 from ingot.config.json_config import JsonConfig
 from ingot.config.sampling_params import MAX_LOGPROBS, SamplingParams
-from ingot.engine.proof_file import Claims, Floor, GoldenCase
+from ingot.engine.proof_file import SPLIT, Claims, Floor, GoldenCase
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.errors import EngineError, RequestError
+from ingot.layers.linear import linears
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
 from ingot.proof.encoder_replay import encoder_deviations, features_deviations
+from ingot.quant.schemes.in_panels import InPanels
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.text.prompt import Prompt
 
@@ -80,7 +82,7 @@ def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenRep
     if not claims.cases:
         played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
         return played
-    floor = claims.floors[str(llm.engine.dtypes)]
+    floor = _floor(llm, claims)
     model = llm.engine.manifest.model
     inputs = inputs_of(model, claims.inputs)
     features = [one.features.float() for one in inputs]
@@ -112,6 +114,16 @@ def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenRep
     order = ("module", "engine", "logits", "ids", "tokenizer")
     played.failures.sort(key=lambda failure: order.index(failure.kind))
     return played
+
+
+def _floor(llm: LLM, claims: Claims) -> Floor:
+    """Of the arithmetic that the engine's products have here; a proof of an older Ingot knows none of split
+    inputs.
+    """
+    forms = (linear.scheme for linear in linears(llm.engine.model).values())
+    split = any(isinstance(form, InPanels) and form.panels.packing.split for form in forms)
+    own = claims.floors[str(llm.engine.dtypes)]
+    return claims.floors.get(SPLIT, own) if split else own
 
 
 def percent(share: float) -> str:

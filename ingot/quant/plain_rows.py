@@ -11,6 +11,8 @@ import torch
 _MOST = 127
 _LOWEST = -128  # of a scale that is not the row's own
 _TINY = 1e-10
+_SPLIT_BITS = 22  # below a largest magnitude's next power of two, whose exponent is at least _SPLIT_LEAST
+_SPLIT_LEAST = -99
 _TIE = 2**-20  # relative: what a division in fp32 and one by a reciprocal are apart, on a GPU
 _E4M3_MOST, _E4M3_LEAST_POWER, _E4M3_FRACTION = 448, -6, 3
 
@@ -36,6 +38,24 @@ def rounded_rows(
     if flips:
         near = _other_way(exact.flatten(-2), near.flatten(-2), low, _MOST).view_as(near)
     return (near.clamp(low, _MOST) * scales).flatten(-2)
+
+
+def split_rows(x: torch.Tensor, columns: int, order: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., K] as a CPU's products of 8 or 4 stored bits read it, in its own dtype.
+
+    Values are rounded to multiples of 2^(e - 21), 2^e ≤ m < 2^(e + 1), m the largest magnitude of ``columns``
+    neighbours once they are in ``order`` [K].
+    """
+    gathered = x if order is None else x.index_select(-1, order.to(x.device, torch.int64))
+    pieces = gathered.unflatten(-1, (-1, columns))
+    exponents = (
+        torch.frexp(pieces.abs().amax(-1, keepdim=True)).exponent.clamp(min=_SPLIT_LEAST) - _SPLIT_BITS
+    )
+    steps = torch.ldexp(torch.ones_like(pieces[..., :1]), exponents)
+    near = ((pieces / steps).round() * steps).flatten(-2)
+    if order is None:
+        return near
+    return torch.empty_like(near).index_copy_(-1, order.to(x.device, torch.int64), near)
 
 
 def rounded_heads(x: torch.Tensor, kv_dtype: str, *, flips: bool = False) -> torch.Tensor:

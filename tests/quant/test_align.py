@@ -16,6 +16,7 @@ from ingot.layers.linear import linears
 from ingot.measure.align.align_report import facts
 from ingot.measure.align.align_session import align
 from ingot.measure.align.trace import run_steps, trace
+from ingot.proof.verify_engine import verify
 from tests.quant.conftest import Made
 from tests.support.shown_errors import raises_shown
 from tests.tiny_models import make_model, random_ids, tiny_config
@@ -124,3 +125,14 @@ def test_a_class_without_the_product_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"no such linear layer.*down_proj.*original=ingot"):  # noqa: SIM117
         with rounding(torch.nn.Linear(2, 2), [one]):
             pass
+
+
+@pytest.mark.parametrize("original", ["hf", "ingot"])
+def test_inputs_of_23_bits_are_noise(
+    checkpoints: dict[str, Path], made: Made, original: str, cpu_kernels: None
+) -> None:
+    """An engine on a CPU that splits inputs of products is proven and aligned."""
+    engine = made("mistral", "w8a16", proof=True)
+    assert verify(engine, "cpu", note=False).verdict == "proven"
+    report = align(engine, checkpoints["mistral"], [random_ids(19)], steps=2, device="cpu", original=original)
+    assert report.aligned, report.first_stage

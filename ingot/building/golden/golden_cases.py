@@ -34,6 +34,7 @@ from ingot.config.half_dtypes import HalfDtypes
 from ingot.device import cpu_name, parse_dtype
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.proof_file import (
+    SPLIT,
     Claims,
     Floor,
     GoldenCase,
@@ -49,12 +50,15 @@ from ingot.engine.reference_run import (
     FLIPPED,
     Arithmetic,
     EngineTensors,
+    Feed,
     ReferenceRun,
     SequenceSpan,
 )
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
 from ingot.layers.decoder import Decoder
-from ingot.layers.linear import any_rounded
+from ingot.layers.linear import any_rounded, linears
+from ingot.quant.plain_rows import split_rows
+from ingot.quant.schemes.in_panels import split_columns
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.version import VERSION
 
@@ -303,7 +307,8 @@ def _floors(
 
     Where activations, or keys and values, are rounded to 8 bits, a last bit of fp32 can change a quantized
     value by one, and then all that follows is off by more than fp32's noise. Whether that happens is chance.
-    So no floor is below what it costs that it happens once in every row (``flips`` of plain_rows.py).
+    So no floor is below what it costs that it happens once in every row (``flips`` of plain_rows.py). Where a
+    CPU may round a product's input to 23 bits, fp32 so is beside fp64, too, whatever this machine does.
     """
     names = FLOOR_CASES[:1] if weights.num_bytes > _LARGE and not weights.resident else FLOOR_CASES
     chosen = [c for c in cases if c.prompt.name in names] or cases
@@ -315,16 +320,23 @@ def _floors(
         ways[str(own)] = _rounding(own.decoder), _rounding(own.encoder)
     if kv_dtype != "model" or any_rounded(model):
         ways[_FLIPS] = FLIPPED, FLIPPED
+    feeds = {SPLIT: feed} if (feed := split_feed(model, weights)) is not None else {}
+    ways |= dict.fromkeys(feeds, (EXACT, EXACT))
     spans = [c.span((*c.ids, *c.new_ids[:-1]), 0) for c in chosen]
     runs = {
         name: ReferenceRun(
-            model, weights, way, single=True, kv_dtype=kv_dtype, encoder_arithmetic=encoder_way
+            model,
+            weights,
+            way,
+            single=True,
+            feed=feeds.get(name),
+            kv_dtype=kv_dtype,
+            encoder_arithmetic=encoder_way,
         )
         for name, (way, encoder_way) in ways.items()
     }
     found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, inputs), progress)
-    pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
-    floors = {name: found.floor(name, better, own) for name, better in pairs.items()}
+    floors = {name: found.floor(name, better, own) for name, better in finer(ways)}
     # Libraries may sum one term after another, as they do for a single row: the error of such a sum of K
     # terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors grow as the
     # first module's does, since errors pass through the layers in proportion. The sums that set the floors
@@ -335,10 +347,25 @@ def _floors(
     scale = max(1.0, walk / next(iter(floor.modules.values())))
     modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
     floors["fp32"] = Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
+    if feeds:
+        floors[SPLIT] = _larger(floors[SPLIT], floors["fp32"])
     if own.other is not None:  # until the other half's outputs come in, a half in fp32 has fp32's noise
         floors[str(own)] = _larger(floors[str(own)], floors["fp32"])
     flips = floors.pop(_FLIPS, None)
     return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
+
+
+def split_feed(model: Decoder, weights: EngineTensors) -> Feed | None:
+    """What products read on a CPU that splits their inputs; None: there are no such products."""
+    columns = {name: split_columns(one.origin, one.in_features) for name, one in linears(model).items()}
+    ordered = {name for name, one in linears(model).items() if columns[name] and one.origin.ordered}
+
+    def feed(name: str, x: torch.Tensor) -> torch.Tensor:
+        if not columns[name]:
+            return x
+        return split_rows(x, columns[name], weights[f"{name}.order"] if name in ordered else None)
+
+    return feed if any(columns.values()) else None
 
 
 _Way = tuple[Arithmetic, Arithmetic]  # of the decoder, of the encoder

@@ -17,7 +17,7 @@ from ingot.building.golden.golden_speech import HOP, exact_log_mel, golden_sampl
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
 from ingot.config.modality import PICTURE, SPEECH, Modality
-from ingot.engine.proof_file import InputClaim
+from ingot.engine.proof_file import SPLIT, InputClaim
 from ingot.engine.reference_encoder import encode, encoder_stages
 from ingot.engine.reference_run import ReferenceRun
 from ingot.engine.sketch import Checksum, Sketch, distance, rounded
@@ -184,7 +184,7 @@ def claimed(run: ReferenceRun, number: int, given: GoldenInput) -> InputClaim:
 
 def finer(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Each arithmetic except for the first, fp64, and the one that it is compared with."""
-    return ((name, "fp64" if name == "fp32" else "fp32") for name in names if name != "fp64")
+    return ((name, "fp64" if name in ("fp32", SPLIT) else "fp32") for name in names if name != "fp64")
 
 
 def encoder_distances(

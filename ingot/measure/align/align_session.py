@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ingot.building.dequantized import write_dequantized
-from ingot.building.int8_inputs import read_int8_inputs
+from ingot.building.int8_inputs import SplitInput, read_int8_inputs, read_split_inputs
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.checkpoint_writer import write_checkpoint
 from ingot.checkpoint.gguf.gguf_file import gguf_at
@@ -46,6 +46,7 @@ from ingot.measure.align.first_divergence import Divergence, Finding
 from ingot.measure.align.isolated_judge import AloneJudge, least_of
 from ingot.measure.align.original import (
     Checking,
+    HuggingFace,
     OriginalRun,
     OtherEngine,
     Reference,
@@ -67,6 +68,7 @@ from ingot.measure.align.stage_verdict import (
 from ingot.measure.align.stages.stage_names import StageFile
 from ingot.measure.align.stages.staged_run import Stored
 from ingot.measure.align.stop_ids_check import STAGE, StopCheck, compare_stops, explain_stops
+from ingot.quant.schemes.in_panels import splits_here
 
 DEFAULT_STEPS = 4
 Progress = Callable[[str], None]
@@ -186,7 +188,10 @@ def _of_same_weights(
     target: AlignTarget, source: Reference, original: str, folder: Path, progress: Progress
 ) -> Reference:
     """The reference with a quantized engine's weights, dequantized; otherwise as it is."""
-    if target.quant.dense or source.checkpoint is None:
+    if target.quant.dense:
+        return source
+    source.inputs = splits = _split_inputs(target, source)
+    if source.checkpoint is None:
         return source
     if isinstance(source, Checking) and is_minigpt4(source.checkpoint):
         # Its several files are not written again: the checking decoder dequantizes by its own code.
@@ -198,8 +203,16 @@ def _of_same_weights(
     build = replace(target.build, dtype="fp32", encoder_dtype=None)
     found = open_reference(str(own), original, target.path, build, source.device)
     found.given = source.given
-    found.inputs = read_int8_inputs(Path(target.path), source.checkpoint)
+    found.inputs = (*read_int8_inputs(Path(target.path), source.checkpoint), *splits)
     return found
+
+
+def _split_inputs(target: AlignTarget, source: Reference) -> tuple[SplitInput, ...]:
+    """The inputs that the engine's products split: in fp32 on a CPU."""
+    if source.device.type != "cpu" or target.compute != torch.float32 or not splits_here():
+        return ()
+    named = source.checkpoint if isinstance(source, HuggingFace) else None
+    return read_split_inputs(Path(target.path), named)
 
 
 def _run(

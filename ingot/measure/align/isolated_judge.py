@@ -2,7 +2,8 @@
 
 The expected output is the original's, plus what rounding the *input* to the engine's dtype changes in the
 checking decoder. So the input's rounding is no difference. The noise is what rounding in the engine's
-arithmetic does in the checking decoder, which shares no code with the module. Inputs that the module rounds
+arithmetic does in the checking decoder, which shares no code with the module; on a CPU that splits inputs of
+products (quant/schemes/in_panels.py), also what rounding them to 23 bits does. Inputs that the module rounds
 to few bits are put on the grid of the quantized values first, so that both sides have the same quantized
 rows. Then the module gets them as they were, to show that it rounds them right; there a value in the middle
 between two may fall either way.
@@ -37,6 +38,7 @@ from ingot.measure.align.stages.isolated_module import Isolated, reader_of
 from ingot.measure.align.stages.plain_stages import Pass, PlainStages
 from ingot.measure.align.stages.stage_names import StageFile, inner_places_of, layer_of, places_of
 from ingot.measure.align.stages.staged_run import Stored
+from ingot.quant.schemes.in_panels import splits_here
 
 MULTIPLE = 4.0  # floors that count as noise (docs/align.md)
 _SIGMAS = 6.0  # standard deviations of noise that many values may be off in common
@@ -102,6 +104,7 @@ class AloneJudge:
         model, dtype, device = engine.model, engine.dtype, engine.device
         self.model, self.dtype, self.expected = model, dtype, expected
         self.coarse = max((dtype, base), key=lambda one: torch.finfo(one).eps)
+        self._splits = dtype == _FP32 and device.type == "cpu" and splits_here()
         self.isolated = Isolated(model, dtype, device, expected)
         self._on_grid = Isolated(model, dtype, device, expected, on_grid=True)
         self._plain = PlainStages(stored, model, expected, device)
@@ -131,7 +134,7 @@ class AloneJudge:
             got = (self._on_grid if on_grid else self.isolated).run(step, place)
             if wanted is None or got is None:
                 continue
-            draw = self._draw(step, place, self._low, self.dtype, on_grid=on_grid)
+            draw = self._draw(step, place, self._low, self.dtype, on_grid=on_grid, splits=self._splits)
             ties = 0.0
             if rounds and not on_grid:  # the closest call of every row, and every exact tie, the other way
                 exact = self._plain.at(place, step, self._exact(on_grid=False))
@@ -222,9 +225,18 @@ class AloneJudge:
         """The result of the engine's config and weights on the original's input, in fp32."""
         return self._plain.at(place, step, Pass(EXACT, _FP32))
 
-    def _draw(self, step: int, place: str, low: Arithmetic, dtype: torch.dtype, *, on_grid: bool) -> Draw:
+    def _draw(
+        self,
+        step: int,
+        place: str,
+        low: Arithmetic,
+        dtype: torch.dtype,
+        *,
+        on_grid: bool,
+        splits: bool = False,
+    ) -> Draw:
         exact = self._plain.at(place, step, Pass(EXACT, dtype, on_grid))
-        other = self._plain.at(place, step, Pass(low, dtype, on_grid))
+        other = self._plain.at(place, step, Pass(low, dtype, on_grid, splits))
         assert exact is not None
         assert other is not None
         floor = measure(exact, other).relative

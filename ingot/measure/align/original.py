@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ingot.building.int8_inputs import Int8Input, rounding
+from ingot.building.int8_inputs import RoundedInput, rounding
 from ingot.checkpoint.checkpoint_files import CONFIG, read_json
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
@@ -56,12 +56,12 @@ class Reference(ABC):
         name: in reports.
         path: its folder; of a trace, the file.
         noise_name: the two dtypes between which its noise is measured.
-        inputs: inputs of products that are rounded to 8 bits, as the engine's are. With noise the closest
-            calls go the other way.
+        inputs: inputs of products that are rounded as the engine's are: to 8 bits, with noise the closest
+            calls the other way; with noise alone those that a CPU splits.
         given: the input of a model with an encoder.
     """
 
-    inputs: tuple[Int8Input, ...] = ()
+    inputs: tuple[RoundedInput, ...] = ()
     given: Given | None = None
 
     def __init__(self, name: str, path: Path, device: torch.device) -> None:
@@ -235,7 +235,7 @@ class Trace(Reference):
         self.noise_name = f"{_noise_name(coarse)}, with the engine's weights"
         forced = [self.file.ids(step)[-1] for step in range(1, self.file.steps + 1)]
         stored = Stored.of(Path(self.engine), self.build, self.device)
-        record_checked(stored, folder, cases, steps, coarse, forced=[forced])
+        record_checked(stored, folder, cases, steps, coarse, inputs=self.inputs, forced=[forced])
         (run,) = _reference_runs(folder, [[*forced, 0]])
         rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
@@ -322,13 +322,13 @@ def record_checked(
     steps: int,
     dtype: torch.dtype,
     *,
-    inputs: Sequence[Int8Input] = (),
+    inputs: Sequence[RoundedInput] = (),
     given: Given | None = None,
     forced: Sequence[list[int]] | None = None,
 ) -> list[list[int]]:
     """Write every case twice, as ``expected`` in fp32 and as ``noise`` in ``dtype`` (fp64 for fp32); the
     greedy choices after each prompt and each step. ``forced`` tokens are fed after each prompt; None: the
-    greedy choices of the first run. ``inputs`` are rounded to few bits, beside those that ``stored`` rounds.
+    greedy choices of the first run. ``inputs`` are rounded, beside those that ``stored`` rounds.
     """
     flips = bool(inputs) or any_rounded(stored.model)
     choices: list[list[int]] = []
@@ -348,7 +348,7 @@ class _Recorder(StagedRun):
         stored: Stored,
         path: Path,
         arithmetic: Arithmetic,
-        inputs: Sequence[Int8Input],
+        inputs: Sequence[RoundedInput],
         given: Given | None,
     ) -> None:
         feed = _feed(inputs, flips=arithmetic.flips)
@@ -394,7 +394,7 @@ class _Recorder(StagedRun):
         return choices
 
 
-def _feed(inputs: Sequence[Int8Input], *, flips: bool) -> Feed | None:
+def _feed(inputs: Sequence[RoundedInput], *, flips: bool) -> Feed | None:
     by_name = {one.name: one for one in inputs}
 
     def feed(name: str, x: torch.Tensor) -> torch.Tensor:

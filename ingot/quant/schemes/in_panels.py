@@ -174,6 +174,18 @@ def packing_of(scheme: LinearScheme, dtype: torch.dtype, in_features: int) -> Pa
     return Packing(values, zeros=zeros, rounds=split, by_group=split, split=split)
 
 
+def split_columns(scheme: LinearScheme, in_features: int) -> int:
+    """Columns of an input in fp32 that share a scale where a CPU splits it in int8 parts; 0: none does."""
+    group = (scheme.group or in_features) if isinstance(scheme, WeightOnly) and not scheme.dense else 0
+    return split_group(group) if group and in_features % STEP == 0 and _fills(group, in_features) else 0
+
+
+def splits_here() -> bool:
+    """Whether this machine's CPU splits inputs in fp32."""
+    cpu = host_cpu()
+    return cpu is not None and cpu.fma and cpu.vnni
+
+
 def _fills(group: int, columns: int) -> bool:
     """Whether groups are whole steps and fill the columns."""
     return group % STEP == 0 and columns % group == 0

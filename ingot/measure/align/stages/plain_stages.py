@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from ingot.engine.reference_run import Arithmetic, SequenceSpan
 from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear
 from ingot.measure.align.stages.encoder_stages import EncoderStages
 from ingot.measure.align.stages.isolated_encoder import CROSS_PARTS
 from ingot.measure.align.stages.isolated_module import as_read, reader_of
 from ingot.measure.align.stages.stage_names import FEATURES, StageFile, kind_of, layer_of
 from ingot.measure.align.stages.staged_run import StagedRun, Stored, run_cross, run_encoder_stage
+from ingot.quant.plain_rows import split_rows
+from ingot.quant.schemes.in_panels import split_columns
 from ingot.reference.plain_layer import PlainAttention
 from ingot.reference.plain_stage import Passage
 
 
 @dataclass(frozen=True)
 class Pass:
-    """How a layer is computed: its arithmetic, and its inputs' dtype or grid."""
+    """How a layer is computed: its arithmetic, its inputs' dtype or grid, and whether products read them as a
+    CPU that splits them does.
+    """
 
     arithmetic: Arithmetic
     dtype: torch.dtype
     on_grid: bool = False
+    splits: bool = False
 
 
 class PlainStages:
@@ -124,7 +131,8 @@ class _Placed(StagedRun):
     """Keeps each stage computed from the recorded ones before it, and goes on with the recorded one."""
 
     def __init__(self, plain: PlainStages, how: Pass) -> None:
-        super().__init__(plain.stored.model, plain.stored.weights, how.arithmetic, single=True)
+        feed = partial(_split, plain.model) if how.splits else None
+        super().__init__(plain.stored.model, plain.stored.weights, how.arithmetic, single=True, feed=feed)
         self._plain, self._how = plain, how
         self.found: dict[str, torch.Tensor] = {}
 
@@ -164,6 +172,14 @@ class _Placed(StagedRun):
         if kind not in _READ_BY or "layers." not in stage:
             return None
         return reader_of(self._plain.model.get_submodule(stage.rpartition(".")[0]), _READ_BY[kind])
+
+
+def _split(model: Decoder, name: str, x: torch.Tensor) -> torch.Tensor:
+    """The input of a product of the engine as a CPU reads it."""
+    linear = model.get_submodule(name)
+    assert isinstance(linear, Linear)
+    columns = split_columns(linear.origin, linear.in_features)
+    return split_rows(x, columns, linear._parameters.get("order")) if columns else x
 
 
 _BRIDGE = "encoder.projector"
