@@ -127,12 +127,14 @@ def test_a_class_without_the_product_is_refused() -> None:
             pass
 
 
-@pytest.mark.parametrize("original", ["hf", "ingot"])
+@pytest.mark.parametrize("method", ["round", "awq"])
 def test_inputs_of_23_bits_are_noise(
-    checkpoints: dict[str, Path], made: Made, original: str, cpu_kernels: None
+    checkpoints: dict[str, Path], made: Made, method: str, cpu_kernels: None
 ) -> None:
     """An engine on a CPU that splits inputs of products is proven and aligned."""
-    engine = made("mistral", "w8a16", proof=True)
+    dtype = "auto" if method == "round" else "bf16"
+    engine = made("mistral", QuantConfig("w8a16", method=method), dtype=dtype, proof=True)
     assert verify(engine, "cpu", note=False).verdict == "proven"
-    report = align(engine, checkpoints["mistral"], [random_ids(19)], steps=2, device="cpu", original=original)
+    options = {"steps": 2, "device": "cpu", "original": "ingot"}
+    report = align(engine, checkpoints["mistral"], [random_ids(19)], **options)
     assert report.aligned, report.first_stage
