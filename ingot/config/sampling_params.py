@@ -16,6 +16,7 @@ from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+_LARGEST = 2**63 - 1  # that a step's tensors hold
 _BOTH = "max_tokens and max_new_tokens are the same parameter: give only one"
 
 
@@ -107,9 +108,9 @@ class SamplingParams(JsonConfig):
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         self._integer("max_new_tokens", 1, optional=True)
-        self._integer("min_new_tokens", 0)
-        self._integer("top_k", 0)
-        self._integer("seed", -(2**63), 2**63 - 1, optional=True)
+        self._integer("min_new_tokens", 0, 2**31 - 1)
+        self._integer("top_k", 0, _LARGEST)
+        self._integer("seed", -_LARGEST - 1, _LARGEST, optional=True)
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         self._integer("n", 1, 128)
         self._integer("num_beams", 1, 64)
@@ -171,8 +172,8 @@ class SamplingParams(JsonConfig):
             if not isinstance(text, str) or not text:
                 raise RequestError("a stop string must be non-empty text", seen=text, field="stop")
         for token in self.stop_token_ids:
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                what = "a stop token id must be an integer >= 0"
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _LARGEST:
+                what = "a stop token id must be an integer >= 0, of at most 64 bits"
                 raise RequestError(what, seen=token, field="stop_token_ids")
 
     def _integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:

@@ -259,3 +259,17 @@ def test_a_misspelt_sampling_value_is_refused_with_the_right_name() -> None:
         SamplingParams().replace(temprature=1)
     with pytest.raises(RequestError, match="give only one"):
         SamplingParams().replace(max_tokens=1, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("top_k", 2**63 - 1), ("min_new_tokens", 2**31 - 1), ("stop_token_ids", 2**63 - 1)]
+)
+def test_what_a_steps_tensors_cannot_hold_is_refused(name: str, most: int) -> None:
+    """It would end every request of the step."""
+    for value in (most, most + 1):
+        values: dict[str, Any] = {name: [value] if name == "stop_token_ids" else value}
+        if value == most:
+            SamplingParams(max_new_tokens=None).replace(**values)
+        else:
+            with pytest.raises(RequestError, match=name.removesuffix("_token_ids")):
+                SamplingParams(max_new_tokens=None).replace(**values)
