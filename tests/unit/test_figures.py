@@ -108,6 +108,13 @@ class TestClaims:
                 assert four <= dense
                 assert eight < 1.025 * dense
 
+    def test_whisper_on_a_cpu(self) -> None:
+        for shape in ("tiny", "small"):
+            sides = value_at("whisper_cpu_race.json", f"shapes.{shape}")
+            beside = sides["faster_whisper"]["1"]["all_ms"]
+            shares = [round(sides[name]["1"]["all_ms"] / beside, 1) for name in ("w8a16", "w8a8")]
+            assert shares == [0.8, 0.6]
+
     def test_the_headline_is_of_one_commit(self) -> None:
         assert len(value_at("headline.json", "commits")) == 1
 
