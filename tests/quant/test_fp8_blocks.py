@@ -295,12 +295,12 @@ def test_configs_that_are_refused(changes: Any, words: str, tmp_path: Path) -> N
 
 
 def test_inspect_says_what_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Hopper the matrix library multiplies prompts; parts that the next norm adds up are ours."""
+    """On Hopper the matrix library multiplies prompts; parts for the next norm, and odd heads, are ours."""
     write_blocks(tmp_path / "c", hidden_size=512, intermediate_size=1024, head_dim=128)
     assert describe(tmp_path / "c").kernels["with prompts"].startswith("qkv, output, up, down: fp8 products")
     monkeypatch.setattr(fp8_library, "_has_product", lambda device: True)
     monkeypatch.setattr(fp8_library, "_has_blocks", lambda *versions: True)
     found = describe(tmp_path / "c").kernels
-    assert found["with prompts"] == "qkv, output, up, down: matrix library in fp8; head: matrix library"
+    assert found["with prompts"] == "qkv, output, up, down: matrix library in fp8; head: small kernels"
     assert found["decode, 1 to 64 requests"].startswith("qkv, output, up, down: fp8 products")
     assert found["decode, 65 to 256 requests"].startswith("qkv, up: matrix library in fp8; output, down: fp8")

@@ -16,8 +16,8 @@ from ingot.building.golden.golden_speech import exact_log_mel, golden_samples
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import load_engine
 from ingot.engine.proof_file import read_proof
+from ingot.kernels.attention import encoder_attention
 from ingot.layers.cross_attention import CrossAttention
-from ingot.layers.encoder_blocks import encoder
 from ingot.layers.forward_batch import LayerCache
 from ingot.proof.golden_replay import replay
 from ingot.proof.step_check import check_steps
@@ -99,7 +99,9 @@ def test_wrong_mel_filters_are_found(tiny_engine: Path, monkeypatch: pytest.Monk
 def test_a_mask_in_the_encoder_is_found(tiny_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        encoder.F, "scaled_dot_product_attention", lambda q, k, v, **_: right(q, k, v, is_causal=True)
+        encoder_attention.F,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **_: right(q, k, v, is_causal=True),
     )
     found = verify(tiny_engine, "cpu", note=False)
     assert found.failures[0].name == "encoder.layers.0.self_attn (attention)"

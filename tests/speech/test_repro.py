@@ -16,8 +16,8 @@ from transformers import WhisperForConditionalGeneration
 from ingot import LLM
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import CheckpointError, EngineError, RequestError
+from ingot.kernels.attention import encoder_attention
 from ingot.layers import cross_attention
-from ingot.layers.encoder_blocks import encoder as encoders
 from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.proof.repro_bundle import read_bundle, write_bundle
 from ingot.proof.repro_run import capture_layer, replay
@@ -123,7 +123,7 @@ def test_a_wrong_kernel_is_distinguished_from_its_absence(
         if half == "decoder":
             wrong.setattr(cross_attention, "paged_attention", wrong_cross)
         else:
-            wrong.setattr(encoders, "F", wrong_encoder())
+            wrong.setattr(encoder_attention, "F", wrong_encoder())
         bundle = capture_layer(llm, transcribed(), 1, half=half)
         write_bundle(path, bundle)
         assert bundle.facts.output_error > 100 * bundle.facts.floor

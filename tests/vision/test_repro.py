@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ingot import LLM
 from ingot.errors import EngineError, RequestError
-from ingot.layers.encoder_blocks import encoder as encoders
+from ingot.kernels.attention import encoder_attention
 from ingot.layers.encoder_blocks import qformer
 from ingot.proof.repro_bundle import read_bundle, write_bundle
 from ingot.proof.repro_run import capture_layer, replay
@@ -78,7 +78,9 @@ def _off() -> Any:
     return SimpleNamespace(**vars(functional) | {"scaled_dot_product_attention": wrong})
 
 
-@pytest.mark.parametrize(("half", "module"), [("encoder.vit", encoders), ("encoder.qformer", qformer)])
+@pytest.mark.parametrize(
+    ("half", "module"), [("encoder.vit", encoder_attention), ("encoder.qformer", qformer)]
+)
 def test_a_wrong_kernel_shows_in_the_bundle_and_not_in_its_replay(
     half: str, module: Any, llm: LLM, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
