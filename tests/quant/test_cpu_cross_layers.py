@@ -63,11 +63,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, instead: Step) -> None:
     monkeypatch.setattr(CpuLayers, "normed", instead)
 
 
-@pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16"])
-def test_steps_are_those_of_the_modules(
-    scheme: str, engines: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one window and of several of other lengths, which have the same bits."""
+def watched_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each step that goes in one call, from here on."""
     rows: list[int] = []
     normed = CpuLayers.normed
 
@@ -76,6 +73,15 @@ def test_steps_are_those_of_the_modules(
         return normed(self, hidden, batch)
 
     watch(monkeypatch, counted)
+    return rows
+
+
+@pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16"])
+def test_steps_are_those_of_the_modules(
+    scheme: str, engines: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one window and of several of other lengths, which have the same bits."""
+    rows = watched_rows(monkeypatch)
     llm, prompts = opened(engines(scheme)), [prompt(*window) for window in WINDOWS]
     together = logprobs(llm, prompts)
     assert rows == [5] * 9
@@ -144,14 +150,7 @@ def test_on_any_threads_a_step_has_the_same_bits(
 def test_beside_a_request_without_speech_steps_go_module_by_module(
     engines: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows: list[int] = []
-    normed = CpuLayers.normed
-
-    def counted(self: CpuLayers, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        rows.append(len(hidden))
-        return normed(self, hidden, batch)
-
-    watch(monkeypatch, counted)
+    rows = watched_rows(monkeypatch)
     llm, spoken = opened(engines("none")), prompt(1, FRAMES)
     written = Prompt([[5, 9, 11]])
     together = logprobs(llm, [spoken, written])
