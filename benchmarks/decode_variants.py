@@ -6,7 +6,7 @@ takes each of its candidates (equal shares for full waves of programs, x pipelin
 and keeps what makes the step faster. Then the ways: at every number of rows today's step, the fused step with
 today's and with the new tiles, and steps that leave products to the matrix library with early launches around
 them. The last line says what to enter: tiles by bucket of rows (kernels/tiles/tile_tables.py), and the
-table of row numbers (layers/product_choice.py, DENSE_ROWS). About 60 s on an H200 with 16 cores.
+table of row numbers (layers/products/product_choice.py, DENSE_ROWS). About 60 s on an H200 with 16 cores.
 
     python benchmarks/decode_variants.py --shape llama31-8b --json variants.json
     python benchmarks/decode_variants.py --dry --rows 1,2,9,70 --sweep-rows 8,33  # tiny, on a CPU: no figures
@@ -40,7 +40,7 @@ from ingot.kernels.activation import gated_mlp
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import rms_norm, sum_norm
 from ingot.kernels.product.few_rows import small_gate_up, small_linear, small_qkv
-from ingot.layers.product_choice import small_products
+from ingot.layers.products.product_choice import small_products
 
 TINY = Shape(hidden=64, inner=70, heads=2, head_dim=32, vocabulary=90, context=32, block=16)
 ALL, NONE = frozenset(SHAPES), frozenset[str]()

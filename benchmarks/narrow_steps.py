@@ -37,8 +37,9 @@ from whisper import SHAPES  # noqa: E402
 from ingot import LLM  # noqa: E402
 from ingot.config.runtime_config import RuntimeConfig  # noqa: E402
 from ingot.kernels.product.few_rows import resolved_launch  # noqa: E402
-from ingot.layers import cross_attention, layer_products, product_choice  # noqa: E402
-from ingot.layers.product_choice import ALL, NONE, ProductChooser  # noqa: E402
+from ingot.layers import cross_attention  # noqa: E402
+from ingot.layers.products import layer_products, product_choice  # noqa: E402
+from ingot.layers.products.product_choice import ALL, NONE, ProductChooser  # noqa: E402
 from ingot.measure.bench.profile.profiled_step import ReadyStep, ready_step  # noqa: E402
 from ingot.runtime.step.graphs import DecodeGraphs  # noqa: E402
 

@@ -4,7 +4,7 @@ the whole step, 16 layers of the 7B shape in a CUDA graph, without a head.
 First the ways: all products in the small kernels, each in ``packed_matmul``, and the best of those together.
 Then every op's tiles of both kinds in turn; what makes the step faster stays for the next op. A case's
 kernels are compiled by all cores before it is timed, and its figures written when it ends. A line a case says
-what to enter in ``layers/product_choice.py`` and ``kernels/tiles/tile_tables.py``.
+what to enter in ``layers/products/product_choice.py`` and ``kernels/tiles/tile_tables.py``.
 
     python benchmarks/narrow_variants.py --json docs/results/narrow_variants.json
     python benchmarks/narrow_variants.py --cases 4x64,8x64 --limit-s 240    # bits x rows

@@ -26,7 +26,7 @@ from prompt_steps import SHAPE, timed
 
 from ingot import LLM
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.layers import layer_products
+from ingot.layers.products import layer_products
 from ingot.measure.side.machine import machine
 
 NEVER = {"takes_gate_up": lambda x, w: False, "takes_many_rows": lambda x, w: False}

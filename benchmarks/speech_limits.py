@@ -27,8 +27,8 @@ import whisper  # noqa: E402
 from hour_of_speech import asked, stretches, timed, write  # noqa: E402
 
 from ingot import Transcriber  # noqa: E402
-from ingot.layers import layer_products  # noqa: E402
 from ingot.layers.encoder_blocks.encoder import EncoderLayer  # noqa: E402
+from ingot.layers.products import layer_products  # noqa: E402
 from ingot.measure.bench.ceiling import Ceiling  # noqa: E402
 from ingot.measure.side.machine import machine  # noqa: E402
 from ingot.measure.side.timed_run import spread  # noqa: E402

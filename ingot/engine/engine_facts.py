@@ -23,10 +23,10 @@ from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.proof_file import Metric, ProofOrigin, read_note, read_proof, read_when, standing, this_host
 from ingot.errors import EngineError
-from ingot.layers.chosen_kernels import PLAIN, describe_kernels
 from ingot.layers.decoder import Decoder
+from ingot.layers.decoder_forward import Operations, fuses, product_chooser
 from ingot.layers.forward_batch import LayerCache
-from ingot.layers.product_choice import ProductChooser, fuses
+from ingot.layers.products.chosen_kernels import PLAIN, describe_kernels
 from ingot.memory.memory_sizes import cache_dtype, encoded_position_bytes, kv_bytes_per_token
 from ingot.models.model_registry import architecture_named
 
@@ -64,7 +64,7 @@ class Description(JsonConfig):
         bytes_on_disk: of all files in the folder.
         kv_bytes_per_token: bytes of KV cache per token in the build's ``kv_dtype``.
         input_bytes: bytes of the encoder cache for the longest input; 0 without an encoder.
-        kernels: what computes the products of a GPU's steps, by kind of step (layers/chosen_kernels.py).
+        kernels: what computes the products of a GPU's steps, by kind of step (layers/products).
         tokenizer, chat_format: their names, or None.
         plan_unused: why this machine's first GPU, or its CPU, does not use the plan; None: it does.
         doubt: why the engine is not to be trusted on this machine; None: no reason is known.
@@ -179,7 +179,8 @@ def _describe(
     if fuses(model):
         shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
         cache = LayerCache.zeros(*shape, cached, torch.device("meta"))
-        kernels = describe_kernels(model, ProductChooser(model, [cache]))
+        chooser = product_chooser(model, [cache])
+        kernels = describe_kernels(config, lambda step: Operations(model, chooser, step).layers)
     files = [folder] if folder.is_file() else [file for file in folder.rglob("*") if file.is_file()]
     longest = 0 if config.encoder is None else config.encoder.max_positions
     return Description(

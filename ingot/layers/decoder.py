@@ -21,12 +21,12 @@ from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.forward_batch import ForwardBatch, LayerCache, Spliced
-from ingot.layers.layer_products import LayerProducts, Product, SkippingProduct
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import make_mlp
 from ingot.layers.norm import make_norm
+from ingot.layers.products.layer_products import LayerProducts, Product, SkippingProduct
+from ingot.layers.products.row_forms import RawForm, Rows
 from ingot.layers.rotary import RotaryTable
-from ingot.layers.row_forms import RawForm, Rows
 
 
 class DecoderLayer(nn.Module):

@@ -1,7 +1,7 @@
 """One forward pass through a decoder: each layer's products for a kind of step, and the way from embedded
 tokens to logits, all layers at once or some at a time.
 
-    operations = Operations(decoder, ProductChooser(decoder, caches), Step(decodes=True, rows=8))
+    operations = Operations(decoder, product_chooser(decoder, caches), Step(decodes=True, rows=8))
     logits = operations.logits(hidden, batch, caches)
 """
 
@@ -14,11 +14,12 @@ import torch
 
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.layers.layer_products import LayerProducts, Product
+from ingot.layers.linear import all_dense
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.norm import Norm
-from ingot.layers.product_choice import ProductChooser, Step
-from ingot.layers.row_forms import Rows
+from ingot.layers.products.layer_products import LayerProducts, Product
+from ingot.layers.products.product_choice import ProductChooser, Step
+from ingot.layers.products.row_forms import Rows
 
 
 @dataclass
@@ -27,6 +28,17 @@ class Between:
 
     x: Rows
     hidden: torch.Tensor
+
+
+def fuses(model: Decoder) -> bool:
+    """Whether a GPU's steps may take kernels that do more than a module: in 16 bits, and of dense weights."""
+    dtypes = [model.dtype] if model.encoder is None else [model.dtype, model.encoder_dtype]
+    return all(dtype.itemsize == 2 for dtype in dtypes) or all_dense(model)
+
+
+def product_chooser(decoder: Decoder, caches: Sequence[LayerCache]) -> ProductChooser:
+    """What chooses the products of a decoder's layers."""
+    return ProductChooser(decoder.config, decoder.dtype, caches, all_dense=all_dense(decoder))
 
 
 class Operations:

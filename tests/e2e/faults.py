@@ -20,9 +20,9 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import Engine
 from ingot.kernels.cache.qkv_placement import Placement
 from ingot.layers import attention, mlp
-from ingot.layers import layer_products as products
-from ingot.layers import row_forms as forms
 from ingot.layers.decoder import Decoder
+from ingot.layers.products import layer_products as products
+from ingot.layers.products import row_forms as forms
 from ingot.layers.rotary import RotaryTable
 from tests.e2e.folders import ROOT
 

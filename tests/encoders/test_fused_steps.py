@@ -8,8 +8,8 @@ import pytest
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.layers.layer_products import LayerProducts
-from ingot.layers.product_choice import ALL, Step
+from ingot.layers.products.layer_products import LayerProducts
+from ingot.layers.products.product_choice import ALL, Step
 from tests.encoders.conftest import Side
 from tests.encoders.test_speech import MIXED, prompt
 from tests.parity.test_fused_steps import packed_takes_fp32

@@ -19,8 +19,8 @@ from ingot.engine import engine_loader
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.proof_file import read_proof
 from ingot.errors import ConfigError, EngineError
+from ingot.layers.decoder_forward import fuses
 from ingot.layers.linear import held_bytes
-from ingot.layers.product_choice import fuses
 from ingot.measure.align.align_session import align
 from ingot.memory.host_memory import host_ledger
 from ingot.memory.ledger import ledger

@@ -26,13 +26,13 @@ from ingot.kernels.product.packed.packed_prompt import (
     unpacks_prompts,
 )
 from ingot.kernels.weight.stored_weight import StoredWeight
-from ingot.layers import layer_products
 from ingot.layers.build_context import BuildContext
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.norm import Norm
-from ingot.layers.product_choice import ProductChooser, Step
-from ingot.layers.row_forms import DenseForm
+from ingot.layers.products import layer_products
+from ingot.layers.products.product_choice import ProductChooser, Step
+from ingot.layers.products.row_forms import DenseForm
 from ingot.quant.schemes import weight_only
 from ingot.quant.schemes.weight_only import InvariantWeightOnly, WeightOnly
 from tests.kernels.numerics import assert_near, normal

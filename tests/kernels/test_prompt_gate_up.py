@@ -20,9 +20,9 @@ from ingot.kernels.product.prompt_gate_up import (
     takes_gate_up,
     takes_up,
 )
-from ingot.layers import layer_products
 from ingot.layers.mlp import MLP, GatedMLP
-from ingot.layers.row_forms import DenseForm, Int8Form
+from ingot.layers.products import layer_products
+from ingot.layers.products.row_forms import DenseForm, Int8Form
 from tests.kernels.numerics import normal
 from tests.kernels.test_packed_matmul import HALF_DTYPES
 

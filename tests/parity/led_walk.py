@@ -22,7 +22,7 @@ import torch
 from ingot.kernels.cache.qkv_placement import Placement
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention
-from ingot.layers import layer_products as products
+from ingot.layers.products import layer_products as products
 from ingot.quant.schemes import int8_products
 from tests.parity.kernel_witness import TIES
 

@@ -15,9 +15,9 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.product.packed import packed_matmul
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.weight.stored_weight import StoredWeight
-from ingot.layers import layer_products as products
-from ingot.layers import product_choice as ways
-from ingot.layers.product_choice import ALL
+from ingot.layers.products import layer_products as products
+from ingot.layers.products import product_choice as ways
+from ingot.layers.products.product_choice import ALL
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -17,10 +17,10 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
-from ingot.layers import product_choice as ways
-from ingot.layers import row_forms as forms
 from ingot.layers.linear import linears
-from ingot.layers.product_choice import Step
+from ingot.layers.products import product_choice as ways
+from ingot.layers.products import row_forms as forms
+from ingot.layers.products.product_choice import Step
 from ingot.quant.schemes.int8_both import Int8Both
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -24,9 +24,9 @@ from ingot.kernels.norm import rms_norm
 from ingot.kernels.product.int8 import int8_linear
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, norm
-from ingot.layers import layer_products as products
-from ingot.layers import row_forms as forms
 from ingot.layers.decoder_forward import Operations
+from ingot.layers.products import layer_products as products
+from ingot.layers.products import row_forms as forms
 from ingot.quant.schemes import int4_in_int8
 from tests.kernels.interpreter import fill_bfloat16_gaps
 from tests.parity.kernel_witness import Witness, interpreted

@@ -12,22 +12,21 @@ from ingot import LLM
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.tiles import tile_tables
-from ingot.layers import layer_products, product_choice
-from ingot.layers.chosen_kernels import describe_kernels
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.decoder_forward import Operations, fuses, product_chooser
 from ingot.layers.forward_batch import LayerCache
-from ingot.layers.layer_products import BlockProduct, LayerProducts, Product, SmallProduct
-from ingot.layers.product_choice import (
+from ingot.layers.products import layer_products, product_choice
+from ingot.layers.products.chosen_kernels import describe_kernels
+from ingot.layers.products.layer_products import BlockProduct, LayerProducts, Product, SmallProduct
+from ingot.layers.products.product_choice import (
     ALL,
     DENSE_ROWS,
     NARROW_ROWS,
     NONE,
-    ProductChooser,
     Step,
-    fuses,
     small_products,
 )
-from ingot.layers.row_forms import BlockForm, DenseForm, Int8Form, RawForm
+from ingot.layers.products.row_forms import BlockForm, DenseForm, Int8Form, RawForm
 from tests.parity.test_fused_steps import packed_takes_fp32
 from tests.parity.test_rounded_steps import engine
 from tests.tiny_models import save_model, tiny_config
@@ -202,7 +201,7 @@ def test_in_fp32_a_gpu_takes_small_products_of_one_row_alone(kind: str, tmp_path
     """Which has no partial sums. Weights in fewer bits stay with the modules."""
     save_model(tiny_config(kind), tmp_path, seed=3)
     decoder = LLM(tmp_path, device="cpu").engine.model
-    ways = ProductChooser(decoder, [LayerCache.zeros(1, 2, 16, 8, torch.float32, torch.device("meta"))])
+    ways = product_chooser(decoder, [LayerCache.zeros(1, 2, 16, 8, torch.float32, torch.device("meta"))])
     assert fuses(decoder)
     assert not fuses(LLM(tmp_path, device="cpu", quant="w8a16").engine.model)
     layer = decoder.layers[0]
@@ -211,7 +210,7 @@ def test_in_fp32_a_gpu_takes_small_products_of_one_row_alone(kind: str, tmp_path
     assert isinstance(one, SmallProduct)
     assert not one.sums
     assert not isinstance(two, SmallProduct)
-    found = describe_kernels(decoder, ways)
+    found = describe_kernels(decoder.config, lambda step: Operations(decoder, ways, step).layers)
     assert found["decode, 1 request"] == "small kernels"
     assert "small" not in found["decode, 2 requests and more"]
 

@@ -20,9 +20,9 @@ from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.layers import attention, cross_attention, norm
-from ingot.layers import layer_products as products
-from ingot.layers import row_forms as forms
 from ingot.layers.linear import held_bytes, linears
+from ingot.layers.products import layer_products as products
+from ingot.layers.products import row_forms as forms
 from ingot.memory.ledger import ledger
 from ingot.proof.verify_engine import verify
 from ingot.quant.schemes import int8_products

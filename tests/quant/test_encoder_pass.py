@@ -14,10 +14,10 @@ from ingot import LLM, Input, Prompt, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
-from ingot.layers import layer_products as products
 from ingot.layers.encoder_blocks.encoder import BidirectionalAttention
 from ingot.layers.encoder_pass import EncoderPass
-from ingot.layers.row_forms import Int8Form
+from ingot.layers.products import layer_products as products
+from ingot.layers.products.row_forms import Int8Form
 from ingot.layers.step_record import Recorded
 from ingot.proof.step_check import check_steps
 from ingot.proof.verify_engine import verify

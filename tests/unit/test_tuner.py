@@ -25,8 +25,8 @@ from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import layer_norm, rms_norm
 from ingot.kernels.product.few_rows import small_gate_up, small_linear, small_qkv
 from ingot.kernels.weight.stored_weight import StoredWeight
-from ingot.layers import layer_products as products
 from ingot.layers.decoder import Decoder
+from ingot.layers.products import layer_products as products
 from ingot.models.model_registry import architecture_named
 
 CPU = torch.device("cpu")
@@ -206,7 +206,7 @@ def test_a_wrong_op_shows_in_what_a_step_computes(
 ) -> None:
     """One channel of one op's result is wrong, or not written at all."""
     from ingot.layers import attention, mlp, norm
-    from ingot.layers import row_forms as forms
+    from ingot.layers.products import row_forms as forms
 
     home = next(module for module in (attention, mlp, norm, forms) if hasattr(module, name))
     steps = Steps(empty(LLAMA, SMALL), SMALL, CPU)

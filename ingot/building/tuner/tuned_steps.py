@@ -18,11 +18,11 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
 from ingot.engine.engine_loader import fill
 from ingot.layers.decoder import Decoder
-from ingot.layers.decoder_forward import Operations
+from ingot.layers.decoder_forward import Operations, fuses, product_chooser
 from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.layers.product_choice import ProductChooser, Step, fuses
+from ingot.layers.products.product_choice import Step
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.models.model_registry import architecture_named
@@ -132,7 +132,7 @@ class Steps:
             shape = (kind.rows, self._model.config.hidden_size)
             hidden = torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
             step = Step(decodes=kind.decodes, rows=kind.rows if kind.decodes else None)
-            operations = Operations(self._model, ProductChooser(self._model, caches), step)
+            operations = Operations(self._model, product_chooser(self._model, caches), step)
             batch = self._batch(kind, requests, context, width, caches[0])
             self._kinds[kind] = _Made(batch, caches, hidden, operations)
         return self._kinds[kind]

@@ -18,12 +18,12 @@ from ingot.kernels.attention.encoder_attention import (
 )
 from ingot.layers.build_context import BuildContext
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
-from ingot.layers.layer_products import BentProduct, Product
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.layers.norm import LayerNorm
-from ingot.layers.product_choice import by_scheme
-from ingot.layers.row_forms import DenseForm
+from ingot.layers.products.layer_products import BentProduct, Product
+from ingot.layers.products.product_choice import by_scheme
+from ingot.layers.products.row_forms import DenseForm
 
 Biases = tuple[torch.Tensor, ...]
 

@@ -11,15 +11,15 @@ import torch
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.attention import Attention
-from ingot.layers.chosen_kernels import PLAIN, describe_kernels
 from ingot.layers.cpu_layers import CpuLayers
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
-from ingot.layers.decoder_forward import Between, Operations
+from ingot.layers.decoder_forward import Between, Operations, product_chooser
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import linears
 from ingot.layers.observer import Observed, both
-from ingot.layers.product_choice import BY_MODULE, ProductChooser, Step
+from ingot.layers.products.chosen_kernels import PLAIN, describe_kernels
+from ingot.layers.products.product_choice import BY_MODULE, Step
 from ingot.layers.step_record import StepRecord
 from ingot.quant.schemes.linear_scheme import LinearScheme
 
@@ -42,7 +42,7 @@ class Forward:
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
-        self.chooser = ProductChooser(model, caches)
+        self.chooser = product_chooser(model, caches)
         self.fused = fused
         self.by_module = False
         self.observer: Callable[[StepRecord], None] | None = None
@@ -106,7 +106,10 @@ class Forward:
         self.operations(self._kind(batch)).run_layers(at, batch, self.caches, first, last)
 
     def kernels(self) -> dict[str, str]:
-        return describe_kernels(self.model, self.chooser) if self.fused else PLAIN
+        if not self.fused:
+            return PLAIN
+        model, chooser = self.model, self.chooser
+        return describe_kernels(model.config, lambda step: Operations(model, chooser, step).layers)
 
     def observed(self, record: StepRecord | None) -> None:
         if self.observer is not None and record is not None:

@@ -12,8 +12,8 @@ import torch
 
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forward_batch import Encoded, ForwardBatch, LayerCache
-from ingot.layers.layer_products import LayerProducts, Product
 from ingot.layers.mlp import GatedMLP
+from ingot.layers.products.layer_products import LayerProducts, Product
 from ingot.layers.step_layout import StepLayout
 from ingot.memory.memory_sizes import cache_dtype
 

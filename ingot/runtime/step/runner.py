@@ -11,8 +11,8 @@ import torch
 from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.kernels.built_ahead import built_ahead
 from ingot.layers.decoder import Decoder
+from ingot.layers.decoder_forward import fuses
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.layers.product_choice import fuses
 from ingot.layers.step_layout import StepLayout
 from ingot.runtime.encoding.encoder_line import EncoderLine
 from ingot.runtime.encoding.input_encoding import Encoding

@@ -21,10 +21,10 @@ from ingot import LLM
 from ingot.layers.attention import Attention
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.layers.layer_products import LayerProducts
 from ingot.layers.mlp import GatedMLP
+from ingot.layers.products.layer_products import LayerProducts
+from ingot.layers.products.row_forms import Rows
 from ingot.layers.rotary import RotaryTable
-from ingot.layers.row_forms import Rows
 from ingot.measure.align.stages.isolated_module import attention_part, mlp_part
 from tests.measure.align.plain_attention import Plant, attending
 

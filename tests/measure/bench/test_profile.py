@@ -14,8 +14,8 @@ import torch
 from ingot.errors import ConfigError, DeviceError
 from ingot.kernels.norm import rms_norm as norm_room
 from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_reference
-from ingot.layers.layer_products import Product
 from ingot.layers.norm import Norm
+from ingot.layers.products.layer_products import Product
 from ingot.measure.bench.profile import profile_session
 from ingot.measure.bench.profile.module_ranges import Ranges, WorkCount, named_modules
 from ingot.measure.bench.profile.module_work import of_attention

@@ -22,7 +22,7 @@ from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
 from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from ingot.kernels.product.few_rows.small_qkv import small_qkv
-from ingot.layers.product_choice import small_products
+from ingot.layers.products.product_choice import small_products
 from ingot.layers.rotary import RotaryTable
 from ingot.measure.bench.kernel_bench import torch_layer
 from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, KernelCase, calls_for

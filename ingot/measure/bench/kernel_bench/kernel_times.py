@@ -20,7 +20,7 @@ from ingot.engine.engine_loader import lowered
 from ingot.engine.manifest import is_engine
 from ingot.engine.plan_file import usable_plan
 from ingot.errors import ConfigError
-from ingot.layers.product_choice import folds
+from ingot.layers.products.product_choice import folds
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, beyond_l2, graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import KernelSetting, all_cases

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from ingot.layers import row_forms
 from ingot.layers.attention import Attention
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_blocks.encoder import BidirectionalAttention
 from ingot.layers.encoder_blocks.qformer import PatchAttention
-from ingot.layers.layer_products import Product
 from ingot.layers.linear import Linear, linears
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm
+from ingot.layers.products import row_forms
+from ingot.layers.products.layer_products import Product
 from ingot.measure.bench.profile import module_work
 from ingot.measure.bench.profile.replaced import replaced
 from ingot.measure.bench.profile.step_figures import LeastWork

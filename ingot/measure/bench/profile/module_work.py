@@ -17,11 +17,11 @@ from ingot.layers.attention import Attention
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.layers.layer_products import Product
 from ingot.layers.linear import Linear, held_bytes
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm
-from ingot.layers.row_forms import BlockForm, Form, Int8Form, Rows
+from ingot.layers.products.layer_products import Product
+from ingot.layers.products.row_forms import BlockForm, Form, Int8Form, Rows
 from ingot.measure.bench.profile.step_figures import LeastWork
 from ingot.measure.side.step_work import causal_pairs
 

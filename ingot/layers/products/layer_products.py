@@ -37,7 +37,7 @@ from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm
-from ingot.layers.row_forms import (
+from ingot.layers.products.row_forms import (
     BlockForm,
     DenseForm,
     Form,

@@ -2,7 +2,8 @@
 
 Each layer is chosen by itself, so schemes may be mixed.
 
-    product = ProductChooser(decoder, caches).product("o", layer.self_attn.o_proj, Step(decodes=True, rows=8))
+    chooser = ProductChooser(config, dtype, caches, all_dense=True)
+    product = chooser.product("o", layer.self_attn.o_proj, Step(decodes=True, rows=8))
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS, MAX_ROWS
 from ingot.kernels.tiles.tile_tables import is_narrow
-from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import LayerCache
-from ingot.layers.layer_products import (
+from ingot.layers.linear import Linear
+from ingot.layers.norm import Norm
+from ingot.layers.products.layer_products import (
     AddedProduct,
     BlockProduct,
     GatedProduct,
@@ -33,8 +35,6 @@ from ingot.layers.layer_products import (
     PromptProduct,
     SmallProduct,
 )
-from ingot.layers.linear import Linear, all_dense
-from ingot.layers.norm import Norm
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
@@ -59,12 +59,6 @@ FULL_ROWS: Table = ((1, ALL),)
 def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
     """The products of a decode step of ``rows`` tokens that the small kernels compute."""
     return next((small for most, small in table if rows <= most), NONE)
-
-
-def fuses(model: Decoder) -> bool:
-    """Whether a GPU's steps may take kernels that do more than a module: in 16 bits, and of dense weights."""
-    dtypes = [model.dtype] if model.encoder is None else [model.dtype, model.encoder_dtype]
-    return all(dtype.itemsize == 2 for dtype in dtypes) or all_dense(model)
 
 
 def folds(config: DecoderConfig) -> bool:
@@ -109,18 +103,26 @@ def by_scheme(
 
 
 class ProductChooser:
-    """Chooses products for a decoder and its caches; ``dense``, ``narrow``: tables of rows."""
+    """Chooses products for a decoder and its caches.
 
-    def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
-        self.config = decoder.config
-        self.dtype = decoder.dtype
+    Attributes:
+        dtype: of the hidden states.
+        dense, narrow: tables of rows.
+        all_small: whether every layer is dense (``all_dense``), so that products of one token apply the norm
+            before them.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, caches: Sequence[LayerCache], *, all_dense: bool
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
         self.cache = caches[0]
-        self.dense: Table = DENSE_ROWS if self.config.gated else PLAIN_ROWS
+        self.dense: Table = DENSE_ROWS if config.gated else PLAIN_ROWS
         if self.dtype.itemsize == 4 and self.cache.keys.device.type != "cpu":
             self.dense = FULL_ROWS
         self.narrow: Table = NARROW_ROWS
-        # Then each product of one token applies the norm before it.
-        self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
+        self.all_small = all_dense and config.gated and _folds_norms(config)
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
         """A layer's product; ``name``: one of ``ALL``; ``norm``: the norm before it, which it may apply."""
