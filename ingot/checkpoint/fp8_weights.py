@@ -14,6 +14,7 @@ import torch
 
 from ingot.checkpoint.checkpoint_files import shorten
 from ingot.checkpoint.packed_config import PackedFormat
+from ingot.checkpoint.packed_layouts import expect_floating, expect_positive, lost_values
 from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.errors import CheckpointError
 
@@ -74,15 +75,29 @@ class Fp8Weights:
         """A tensor as it is stored; of an fp8 weight what it means, fp32."""
         if name not in self.names:
             return self._read(name)
-        values, scales = self._read(name).float(), self._read(name + _SCALE).float()
+        values, scales = self._read(name).float(), self._read(name + _SCALE)
+        try:
+            return values * self._beside(values, scales)
+        except CheckpointError as error:
+            what = f"{name}: {error.what}, in {self.tensors[name].file}"
+            raise CheckpointError(what, seen=error.seen, allowed=error.allowed, fix=_AGAIN) from None
+
+    def _beside(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The scales as fp32 [N, K], [N, 1] or [1, 1]; CheckpointError for those of no weight."""
+        expect_floating(scales)
+        expect_positive(scales)
         rows, columns = values.shape
         tiles = self._form.tiles
-        if tiles is not None and scales.shape == (-(-rows // tiles[0]), -(-columns // tiles[1])):
-            wide = scales.repeat_interleave(tiles[0], 0)[:rows].repeat_interleave(tiles[1], 1)
-            return values * wide[:, :columns]
-        if tiles is not None or scales.numel() not in (1, rows):
-            allowed = [1, rows] if tiles is None else f"one per block of {list(tiles)}"
-            raise CheckpointError(
-                f"the scales of {name} do not fit it", seen=list(scales.shape), allowed=allowed, fix=_AGAIN
-            )
-        return values * scales.reshape(-1, 1)
+        blocks = None if tiles is None else [-(-rows // tiles[0]), -(-columns // tiles[1])]
+        if list(scales.shape) != blocks if blocks else scales.numel() not in (1, rows):
+            allowed = [1, rows] if tiles is None else f"{blocks}, one per block of {list(tiles)}"
+            what = "the scales do not fit the weight"
+            raise CheckpointError(what, seen=list(scales.shape), allowed=allowed)
+        if tiles is None:
+            wide = scales.float().reshape(-1, 1)
+        else:
+            wide = scales.float().repeat_interleave(tiles[0], 0)[:rows]
+            wide = wide.repeat_interleave(tiles[1], 1)[:, :columns]
+        if not bool(scales.all()) and (count := int((values * (wide == 0)).count_nonzero())):
+            raise lost_values(count)
+        return wide

@@ -18,7 +18,7 @@ W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits values, the fir
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,7 @@ from ingot.errors import CheckpointError
 
 E4M3 = torch.float8_e4m3fn
 WORD_BITS = 32
+AGAIN = "download config.json and weights of one revision again"
 _NEAR = 0.25  # scales: no layer's values are as far from 0 on average, and of 1,024 values chance moves half
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SUFFIXES = {
@@ -101,6 +102,7 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
     """The quantized values of one layer; CheckpointError where shapes or values contradict the config."""
     read = _compressed if packed.whole_bytes or packed.source == "compressed-tensors" else _gptq
     values, scales, zeros, index = read(packed, pieces)
+    expect_floating(scales)
     if zeros is not None:
         if packed.source == "gptq":
             _check_zeros(packed, values, zeros)
@@ -119,7 +121,42 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
     if not group:
         scales, zeros = scales[0], None if zeros is None else zeros[0]
     zeros = None if zeros is None else zeros.contiguous()
-    return PackedWeight(values.contiguous(), scales.contiguous(), zeros, packed.bits, group, order)
+    found = PackedWeight(values.contiguous(), scales.contiguous(), zeros, packed.bits, group, order)
+    _check_scales(packed, found)
+    return found
+
+
+def expect_floating(scales: torch.Tensor) -> None:
+    """CheckpointError for scales that are integers, or in 8 bits."""
+    if not scales.is_floating_point() or scales.itemsize < 2:
+        seen = dtype_name(scales.dtype)
+        raise CheckpointError("the scales are in another dtype", seen=seen, allowed="fp32, bf16 or fp16")
+
+
+def expect_positive(scales: torch.Tensor) -> None:
+    """CheckpointError for fp8's scales below 0; those of few bits may be: GGUF and AutoRound write such."""
+    if bool((scales < 0).any()):
+        seen = f"least {float(scales.min()):.3g}"
+        raise CheckpointError("scales are negative", seen=seen, allowed="scales above 0", fix=AGAIN)
+
+
+def lost_values(count: int) -> CheckpointError:
+    """``count`` values whose scale is 0: part of a file was not written, or is of another one."""
+    what = "scales are 0 beside values that are not"
+    return CheckpointError(what, seen=f"{count} values lost", allowed="scales above 0", fix=AGAIN)
+
+
+def _check_scales(packed: PackedFormat, weight: PackedWeight) -> None:
+    """Refuse scales below 0 of fp8, and those of 0 that lose values: any of fp8, all of a layer of few bits
+    (the least scales of fp16 may have become 0).
+    """
+    if packed.floating:
+        expect_positive(weight.scales)
+    lost = weight.scales == 0
+    if bool(lost.any()) and (packed.floating or bool(lost.all())):
+        beside = replace(weight, scales=lost.float()).dequantized(torch.float32)
+        if count := int(beside.count_nonzero()):
+            raise lost_values(count)
 
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -147,7 +184,7 @@ def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
             "the weight is in another dtype than the quantization config says",
             seen=pieces["weight"].dtype,
             allowed=kind,
-            fix="download config.json and weights of one revision again",
+            fix=AGAIN,
         )
     if packed.floating:
         values = pieces["weight"]
@@ -160,22 +197,27 @@ def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
     scales = pieces["weight_scale"]
     if packed.tiles is not None:
         return values, _of_tiles(scales, values, packed.tiles), None, None
-    if scales.numel() != 1 and scales.numel() % max(rows, 1):
-        raise CheckpointError(
-            "the scales do not fit the quantized values", seen=list(scales.shape), allowed=[rows, "groups"]
-        )
-    scales = scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales.view(rows, -1)
+    scales = _by_groups("scales", scales, rows)
     zeros = pieces.get("weight_zero_point")
     if packed.symmetric:
         _check_no_zeros(packed, zeros)
-        return values, scales.T, None, pieces.get("weight_g_idx")
+        return values, scales, None, pieces.get("weight_g_idx")
     assert zeros is not None
     if zeros.dtype == torch.int32:
         zeros = _words(zeros.T, packed.bits)[:, :rows]
     else:  # int8, as it was before zeros were packed, and as whole bytes still have it
-        zeros = (zeros.to(torch.int16) + middle).to(torch.uint8)
-        zeros = (zeros.reshape(1, 1).expand(rows, 1) if zeros.numel() == 1 else zeros.view(rows, -1)).T
-    return values, scales.T, zeros, pieces.get("weight_g_idx")
+        zeros = _by_groups("zeros", (zeros.to(torch.int16) + middle).to(torch.uint8), rows)
+    return values, scales, zeros, pieces.get("weight_g_idx")
+
+
+def _by_groups(name: str, part: torch.Tensor, rows: int) -> torch.Tensor:
+    """[groups, N] of what is stored as [N, groups], or in any shape as one per row or one of all."""
+    if part.numel() == 1:
+        return part.reshape(1, 1).expand(1, rows)
+    if part.numel() != rows and (part.dim() != 2 or part.shape[0] != rows):
+        what = f"the {name} do not fit the quantized values"
+        raise CheckpointError(what, seen=list(part.shape), allowed=f"[{rows}, groups]", fix=AGAIN)
+    return part.reshape(rows, -1).T
 
 
 def _of_tiles(scales: torch.Tensor, values: torch.Tensor, tiles: tuple[int, int]) -> torch.Tensor:
@@ -186,7 +228,7 @@ def _of_tiles(scales: torch.Tensor, values: torch.Tensor, tiles: tuple[int, int]
             "the scales do not fit the blocks of the weight",
             seen=f"{list(scales.shape)} {dtype_name(scales.dtype)} for a weight {list(values.shape)}",
             allowed=f"{blocks} of fp32, bf16 or fp16, one for each block of {list(tiles)}",
-            fix="download config.json and weights of one revision again",
+            fix=AGAIN,
         )
     return scales.T.repeat_interleave(tiles[0], 1)[:, : len(values)]
 

@@ -10,7 +10,7 @@ import torch
 from ingot.checkpoint.checkpoint_files import shorten
 from ingot.checkpoint.fp8_weights import fp8_names, half_of
 from ingot.checkpoint.packed_config import PackedFormat
-from ingot.checkpoint.packed_layouts import WORD_BITS, PackedWeight, missing, suffixes, unpack
+from ingot.checkpoint.packed_layouts import AGAIN, WORD_BITS, PackedWeight, missing, suffixes, unpack
 from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.errors import CheckpointError
 
@@ -56,6 +56,12 @@ class PackedLayers:
             for module in modules
             for part in missing(form, {end for end in (first, *others) if f"{module}.{end}" in stored})
         ]
+        lacks += [
+            f"{name}_scale"
+            for name, info in stored.items()
+            if form.whole_bytes and info.dtype == torch.int8 and f"{name}_scale" not in stored
+            if name.endswith(f".{first}")
+        ]
         if lacks:
             raise CheckpointError(
                 f"quantized layers lack tensors ({len(lacks)})",
@@ -87,15 +93,17 @@ class PackedLayers:
         """The quantized values of a packed weight; CheckpointError, as ``unpack``, with the layer's name."""
         module = name.removesuffix(".weight")
         ends = [end for end in suffixes(self.form) if f"{module}.{end}" in self._stored]
+        pieces = {end: self._read(f"{module}.{end}") for end in ends}
         try:
-            return unpack(self.form, {end: self._read(f"{module}.{end}") for end in ends})
+            return unpack(self.form, pieces)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{module}: {error.what}", seen=error.seen, allowed=error.allowed, fix=error.fix
-            ) from None
+            what = f"{module}: {error.what}, in {self._stored[f'{module}.{ends[0]}'].file}"
+            raise CheckpointError(what, seen=error.seen, allowed=error.allowed, fix=error.fix) from None
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1] of a static input, else None. Raises CheckpointError where the input's zero is not 0."""
+        """fp32 [1] of a static input, else None. Raises CheckpointError where the input's zero is not 0, or
+        the scale is not one number above 0.
+        """
         if self.form.activations != "static":
             return None
         module = name.removesuffix(".weight")
@@ -104,7 +112,13 @@ class PackedLayers:
             raise CheckpointError(
                 f"{module}: the input's zero point is not 0", seen=zero, fix="download the checkpoint again"
             )
-        return self._read(f"{module}.input_scale").float().reshape(1)
+        name = f"{module}.input_scale"
+        scale = self._read(name)
+        if scale.numel() != 1 or not scale.is_floating_point() or float(scale) <= 0:
+            what = f"{name} is not one number above 0, in {self._stored[name].file}"
+            seen = scale.tolist() if scale.numel() == 1 else f"shape {list(scale.shape)}"
+            raise CheckpointError(what, seen=seen, fix=AGAIN)
+        return scale.float().reshape(1)
 
     def idle_biases(self) -> list[str]:
         """Biases of packed layers that are all 0: some tools write one for every layer, needed or not."""
