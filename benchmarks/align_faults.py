@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -216,7 +217,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     start = time.perf_counter()
     found = false_alarms(args) if args.seeds else table(args)
-    report = {"command": " ".join(["python", *sys.argv]), "machine": machine(resolve_device(args.device))}
+    report = {"command": shlex.join(["python", *sys.argv]), "machine": machine(resolve_device(args.device))}
     report |= {"seconds": round(time.perf_counter() - start, 1)} | found
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -185,7 +186,7 @@ def main() -> None:
     arguments = parser.parse_args()
     batches = [int(b) for b in arguments.batch.split(",")]
     results: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "dtype": arguments.dtype,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -80,7 +81,7 @@ def main() -> None:
     if arguments.part == "load":
         print(json.dumps(measure_load(arguments.engine, device)))
         return
-    results: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "machine": machine(device)}
+    results: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "machine": machine(device)}
     for part in PARTS:
         words = [sys.executable, *sys.argv, "--part", part]
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)

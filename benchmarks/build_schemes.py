@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def main() -> None:
         return
     begun = time.monotonic()
     results: Row = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(resolve_device(given.device)),
     }
     given.work.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -101,7 +102,7 @@ def main() -> None:
     before = os.getloadavg()[0]
     rounds = [measured(asked.streams, asked.tokens, asked.gap_ms) for _ in range(asked.rounds)]
     record = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(torch.device("cpu")),
         "streams": asked.streams,
         "tokens": asked.tokens,

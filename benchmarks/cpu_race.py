@@ -16,6 +16,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -164,7 +165,7 @@ def _report(sides: dict[str, list[dict[str, list[float]]]], args: argparse.Names
         print(f"{side:<16}", "  ".join(f"{name} {value:8.2f}" for name, value in found.items()))
     if args.json:
         result = {
-            "command": "python " + " ".join(sys.argv),
+            "command": shlex.join(["python", *sys.argv]),
             "machine": machine(torch.device("cpu")),
             "llvmlite": _version("llvmlite"),
             "threads": args.threads,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -292,7 +293,7 @@ def main() -> None:
     found = measure(Bench(stack, arguments.dry), sweep_rows, rows, rounds)
     seconds["all"] = round(time.monotonic() - begun)
     results = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "device": "none: a dry run" if arguments.dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "seconds": seconds,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument("--windows", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    record: Row = {"command": "python " + " ".join(sys.argv), "machine": machine(torch.device("cuda"))}
+    record: Row = {"command": shlex.join(["python", *sys.argv]), "machine": machine(torch.device("cuda"))}
     for name in given.shapes:
         shape = SHAPES / f"whisper-{name}.json"
         config = json.loads(shape.read_text(encoding="utf-8"))

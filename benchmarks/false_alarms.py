@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import shlex
 import sys
 import tempfile
 import time
@@ -99,7 +100,7 @@ def main() -> None:
     for row in alarms:
         print(row["seed"], row["kind"], row["scheme"], row["dtype"], row["failures"][:2])
     report = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(resolve_device(args.device)),
         "builds": len(rows),
         "false_alarms": len(alarms),

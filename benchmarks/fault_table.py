@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -67,7 +68,7 @@ def main() -> None:
                 rows.append(row_of(scheme, fault, engine, args.device))
                 print(line_of(rows[-1]), flush=True)
     report = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(resolve_device(args.device)),
         "rows": rows,
     }

@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -65,7 +66,7 @@ def main() -> int:
         server.wait()
     median = {name: round(statistics.median(values), 2) for name, values in times.items()}
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": platform.machine(),
         "rounds": args.rounds,
         "median_ms": median,

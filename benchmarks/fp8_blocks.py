@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -304,7 +305,7 @@ def main() -> None:
         worker.wait()
     if given.compile:
         return
-    result: Row = {"command": " ".join(["python", *sys.argv]), "commit": given.commit}
+    result: Row = {"command": shlex.join(["python", *sys.argv]), "commit": given.commit}
     result |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     print(result, flush=True)
     rows: list[Row] = []

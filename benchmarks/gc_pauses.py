@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -90,7 +91,7 @@ def main() -> None:
         server.terminate()
         server.wait()
         record = {
-            "command": "python " + " ".join(sys.argv),
+            "command": shlex.join(["python", *sys.argv]),
             "machine": machine(torch.device("cpu")),
             "answers": sum(one.result() for one in asked),
             **noted(Path(folder), since),

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -111,7 +112,7 @@ def main() -> None:
             cases[kind] |= {"request_p50": took[len(took) // 2] * 1e3, "request_max": took[-1] * 1e3}
         print(f"{kind:<6}", "  ".join(f"{name} {value:.1f} ms" for name, value in cases[kind].items()))
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(resolve_device("auto")),
         "schema_bytes": len(json.dumps(schema("large", 0), separators=(",", ":"))),
         "streams": args.streams,

@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def main() -> int:
         server.wait()
     grown = round(max(row["rss_mib"] for row in rows) - before, 1)
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": platform.machine(),
         "grammars": COUNT,
         "served": sum(row["status"] == 200 for row in rows),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "read_ceiling_gb_s": READ_GB_S,

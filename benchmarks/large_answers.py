@@ -14,6 +14,7 @@ import asyncio
 import json
 import platform
 import random
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -73,7 +74,7 @@ def main() -> int:
     args = parser.parse_args()
     parts, size = asyncio.run(times(*answered(args.engine)))
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": platform.machine(),
         "mib": round(size / 2**20, 1),
         "parts": len(parts),

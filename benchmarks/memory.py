@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -137,7 +138,11 @@ def main() -> int:
             print(f"{name:12} {kind:12} {figures}  ratio {row['ratio']:.3f}")
         print(json.dumps(results[-1]))
     if arguments.json:
-        record = {"machine": machine(resolve_device("cuda")), "command": sys.argv, "settings": results}
+        record = {
+            "machine": machine(resolve_device("cuda")),
+            "command": shlex.join(["python", *sys.argv]),
+            "settings": results,
+        }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     off = [r["setting"] for r in results if abs(r["kinds"]["total"]["ratio"] - 1) > TOLERANCE]
     if off:

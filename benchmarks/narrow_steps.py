@@ -17,6 +17,7 @@ import gc
 import itertools
 import json
 import multiprocessing
+import shlex
 import statistics
 import sys
 import tempfile
@@ -344,7 +345,7 @@ def main() -> None:
         failed += [f"{len(late)} were late"] if late else []
         print(f"compiled at {time.monotonic() - begun:.0f} s; {failed}", flush=True)
     record: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": "none" if given.dry else torch.cuda.get_device_name(),
         "cases": [],
     }

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
-    record: dict[str, Any] = {"command": " ".join(["python", *sys.argv])}
+    record: dict[str, Any] = {"command": shlex.join(["python", *sys.argv])}
     record["machine"] = machine(torch.device("cuda"))
     record["errors"] = {
         f"{form}, {rows} rows": error(form, rows, 4096, 4096) for form in given.forms for rows in (257, 2048)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -163,7 +164,7 @@ def main() -> None:
             found += [measure(shape, bits, rows, weights, wide, given.dry) for rows in given.rows]
     if given.json:
         results = {
-            "command": " ".join(["python", *sys.argv]),
+            "command": shlex.join(["python", *sys.argv]),
             "gpu": "none" if given.dry else torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,

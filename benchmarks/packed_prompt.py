@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -120,7 +121,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     record: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(torch.device("cuda")),
     }
     record["errors"] = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import statistics
 import sys
 from dataclasses import dataclass
@@ -62,7 +63,12 @@ SHAPES = [
     *(Shape(32, 8, 128, batch, context) for batch, context in ((8, 8192), (32, 2048), (64, 576))),
     Shape(32, 8, 128, 64, 640, ragged=True),
     Shape(32, 4, 128, 32, 2048),
-    *(Shape(32, kv_heads, 128, *size) for kv_heads in (8, 4) for size in ((8, 16384), (64, 2048))),
+    *(
+        Shape(32, kv_heads, 128, *size)
+        for kv_heads in (8, 4)
+        for size in ((8, 16384), (64, 2048), (32, 8192))
+    ),
+    Shape(32, 4, 128, 64, 2048, ragged=True),
 ]
 
 
@@ -142,7 +148,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "read_ceiling_gb_s": READ_GB_S,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -114,7 +115,7 @@ def main() -> None:
     for case, ms in middle.items():
         print(f"{case:<24} {ms:8.3f} ms  {added[case]:+.1%}")
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(llm.engine.device),
         "batch": args.batch,
         "prompt_tokens": args.prompt_tokens,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -219,7 +220,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of each company of streams")
     given = parser.parse_args()
     found: Row = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(torch.device("cuda")),
         "rows": [],
     }

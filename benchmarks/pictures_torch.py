@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -152,7 +153,7 @@ def main() -> None:
 
 def write(path: Path | None, found: Row) -> None:
     """On the terminal, and into a file of results."""
-    found = {"command": " ".join(["python", *sys.argv]), "machine": machine(torch.device("cuda")), **found}
+    found = {"command": shlex.join(["python", *sys.argv]), "machine": machine(torch.device("cuda")), **found}
     print(json.dumps(found))
     if path:
         path.write_text(json.dumps(found, indent=1) + "\n")

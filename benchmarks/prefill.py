@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -172,7 +173,7 @@ def main() -> None:
         short = {k: v for k, v in rows[-1].items() if k != "kernels"}
         print(json.dumps(short), *map(str, rows[-1]["kernels"][:14]), sep="\n", file=sys.stderr, flush=True)
     results = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "shape": arguments.shape,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from ingot.kernels.tiles.prefill_tiles import HOPPER_TILES, default_tiles
 HEAD_DIM, BLOCK, SETS = 128, 64, 2
 CASES = {  # keys of each request, new tokens of each
     "64x512": ([512] * 64, [512] * 64),
+    "32x1024": ([1024] * 32, [1024] * 32),
     "2048": ([2048], [2048]),
     "16384": ([16384], [16384]),
     "8x2048": ([2048] * 8, [2048] * 8),
@@ -113,7 +115,7 @@ def main() -> None:
     ]
     settings += [] if options.few else [Setting(32, 8, half), Setting(32, 32, half)]
     report: dict[str, Any] = {
-        "command": "python benchmarks/prompt_attention.py --json docs/results/prompt_attention.json",
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,

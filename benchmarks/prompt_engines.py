@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import statistics
 import sys
 import time
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    record: dict[str, Any] = {"command": " ".join(["python", *sys.argv])}
+    record: dict[str, Any] = {"command": shlex.join(["python", *sys.argv])}
     record["machine"] = machine(torch.device("cuda"))
     print(record["machine"].get("gpu"), flush=True)
     engines, rng = {}, random.Random(0)

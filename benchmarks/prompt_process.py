@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import socket
 import statistics
 import sys
@@ -91,7 +92,7 @@ def main() -> None:
     for kind, ways in middle.items():
         for way, one in ways.items():
             print(f"{kind:<8} {way:<24} {one}")
-    result = {"command": "python " + " ".join(sys.argv), "runs": args.runs, "median": middle}
+    result = {"command": shlex.join(["python", *sys.argv]), "runs": args.runs, "median": middle}
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -133,7 +134,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device("cpu" if given.dry else "cuda")
-    results: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine(device), "rows": []}
+    results: Row = {"command": shlex.join(["python", *sys.argv]), "machine": machine(device), "rows": []}
     counts = given.rows or (DRY_ROWS if given.dry else ROWS)
     cases = [(shape, rows) for shape in given.shapes for rows in counts]
     read_gb_s = 0.0

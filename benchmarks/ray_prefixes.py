@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import signal
 import sys
 import tempfile
@@ -128,7 +129,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(torch.device("cpu")),
         "ray": ray.__version__,
         **{name: value for name, value in vars(args).items() if isinstance(value, int)},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    record: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "kinds": {}}
+    record: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "kinds": {}}
     record["machine"] = machine(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in KINDS.items():

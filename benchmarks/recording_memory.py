@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     record: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "hours": args.hours,
         "samples_mb": round(args.hours * 3600 * 16_000 * 4 / MB),
         "machine": platform.processor() or platform.machine(),

@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import random
+import shlex
 import statistics
 import sys
 from collections.abc import Callable
@@ -173,7 +174,7 @@ def main() -> None:
         sweep(rows, (index, count))
         return
     results: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,

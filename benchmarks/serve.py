@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -182,7 +183,7 @@ def main() -> None:
     for name, ms in first.items():
         print(f"{name:<8} {ms:8.1f} ms to the first token, alone  {ms - first['executor']:+.1f}")
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(llm.engine.device),
         "torch_threads": args.threads,
         "streams": args.streams,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,7 +108,7 @@ def main() -> int:
         print(f"{one['shape']:4} {one['setting']:45} {one['needed'] / 1e9:6.2f} GB   {fits}")
     if arguments.json:
         record = {
-            "command": " ".join(sys.argv),
+            "command": shlex.join(["python", *sys.argv]),
             "machine": machine(resolve_device("cpu")),
             "tokens": TOKENS,
             "rows": rows,

@@ -14,6 +14,7 @@ import argparse
 import gc
 import hashlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -232,7 +233,7 @@ def main() -> int:
         print(_line(one), flush=True)
         runs.append(one)
     wrong = faults(runs)
-    record = {"command": " ".join(sys.argv), "machine": machine(device), "tokens": TOKENS}
+    record = {"command": shlex.join(["python", *sys.argv]), "machine": machine(device), "tokens": TOKENS}
     record |= {"runs": runs, "faults": wrong, "s": round(time.perf_counter() - start, 1)}
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

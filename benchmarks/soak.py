@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -126,7 +127,7 @@ def main() -> int:
     slopes = {str(process): mib_per_minute(values) for process, values in found["rss_mib"].items()}
     grows = [slope for slope in slopes.values() if slope > args.limit]
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": platform.machine(),
         **{name: getattr(args, name) for name in ("streams", "seconds", "new_tokens", "limit")},
         "answers": found["answers"],

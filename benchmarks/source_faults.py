@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 import tempfile
 import time
@@ -158,7 +159,7 @@ def main() -> None:
         for row in found:
             rows.append(row)
             print(row, flush=True)
-    report = {"command": " ".join(["python", *sys.argv]), "machine": machine(device), "rows": rows}
+    report = {"command": shlex.join(["python", *sys.argv]), "machine": machine(device), "rows": rows}
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 

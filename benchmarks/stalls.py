@@ -25,6 +25,7 @@ import json
 import multiprocessing
 import platform
 import random
+import shlex
 import statistics
 import sys
 import time
@@ -225,7 +226,7 @@ def main() -> None:
     with served(args) as (address, model):
         found = measure(address, model, cases, args.streams, args.new_tokens, args.rounds)
     record = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": multiprocessing.cpu_count()},
         "streams": args.streams,
         "new_tokens": args.new_tokens,

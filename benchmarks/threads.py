@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def main() -> None:
         print(f"{name:<8} {speed:8.0f} tokens/s  {speed / middle['serial']:.2f}x")
     print(f"{differ} answers differ from serial ones")
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(llm.engine.device),
         "torch_threads": torch.get_num_threads(),
         "threads": args.threads,

@@ -9,6 +9,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def run_cases(
         sweep: of bits, rows, whether it is dry, and when to stop, by ``time.monotonic``.
     """
     results: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "gpu": "none" if given.dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,

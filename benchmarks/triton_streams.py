@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import sys
 import tempfile
 import time
@@ -125,7 +126,7 @@ def main() -> None:
                 runs.append(through_triton(server, texts, args.new_tokens))
             steps = [steps_of_a_cancel(server, args.streams) for _ in range(args.runs)]
     result = {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "machine": machine(llm.engine.device),
         "load_average": os.getloadavg()[0],
         "torch_threads": args.threads,
