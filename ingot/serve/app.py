@@ -35,6 +35,7 @@ from ingot.serve.http.http_bodies import (
     read_body,
     until_disconnected,
 )
+from ingot.serve.ignored_fields import IgnoredFields, note_ignored
 from ingot.serve.openapi_page import document
 from ingot.serve.picture_service import BODY_BYTES
 from ingot.serve.served_model import ServedModel
@@ -96,6 +97,7 @@ def make_app(state: ServerState, api_key: str | None, hosts: HostRule | None = N
     """The application; ``hosts``: the names that it answers to, None for any."""
     most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
     app = bare_app(api_key, most_open, hosts)
+    app.add_middleware(IgnoredFields)
     _add_answers(app, state)
     _add_speech(app, state)
     _add_simple_chat(app, state)
@@ -116,23 +118,23 @@ def bare_app(api_key: str | None, most_open: int, hosts: HostRule | None = None)
 def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = schemas.decode(schemas.ChatRequest, await read_body(request, state.most_with_pictures))
+        body = await _json_body(request, schemas.ChatRequest, state.most_with_pictures)
         return await _respond(request, body, ChatCall(state.reader(body.model), body))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = schemas.decode(schemas.CompletionRequest, await read_body(request, state.config.max_body))
+        body = await _json_body(request, schemas.CompletionRequest, state.config.max_body)
         return await _respond(request, body, CompletionCall(state.reader(body.model), body))
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        body = schemas.decode(schemas.ResponsesRequest, await read_body(request, state.most_with_pictures))
+        body = await _json_body(request, schemas.ResponsesRequest, state.most_with_pictures)
         _refuse_explanation(request)
         return await _respond(request, body, ResponseCall(state.reader(body.model), body))
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        body = schemas.decode(schemas.EmbeddingRequest, await read_body(request, state.config.max_body))
+        body = await _json_body(request, schemas.EmbeddingRequest, state.config.max_body)
         return await full_answer(request, EmbeddingCall(state.reader(body.model), body).answer())
 
 
@@ -150,6 +152,7 @@ def _add_speech(app: FastAPI, state: ServerState) -> None:
         reading = read_form(request, state.config.max_audio, schemas.AUDIO_LISTS)
         async with state.uploads.one() as complete, reading as form:
             complete()
+            note_ignored(request, schemas.AudioRequest, form.json)
             body = schemas.decode(schemas.AudioRequest, form.json, strict=False)
             call = TranscriptionCall(state.listener(body.model), body, task, form.data)
             if body.stream:
@@ -161,28 +164,28 @@ def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
     @app.post("/chat")
     @app.post("/chat/")
     async def simple_chat(request: Request) -> Response:
-        body = schemas.decode(schemas.SimpleChatRequest, await read_body(request, state.config.max_body))
+        body = await _json_body(request, schemas.SimpleChatRequest, state.config.max_body)
         answer = SimpleChat(state.reader(body.model), body).answer()
         return json_answer(await until_disconnected(request, answer))
 
     @app.post("/stream_chat")
     @app.post("/stream_chat/")
     async def simple_stream(request: Request) -> Response:
-        body = schemas.decode(schemas.SimpleChatRequest, await read_body(request, state.config.max_body))
+        body = await _json_body(request, schemas.SimpleChatRequest, state.config.max_body)
         return await event_stream(request, SimpleChat(state.reader(body.model), body).events())
 
 
 def _add_tokens(app: FastAPI, state: ServerState) -> None:
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
-        body = schemas.decode(schemas.TokenizeRequest, await read_body(request, state.most_with_pictures))
+        body = await _json_body(request, schemas.TokenizeRequest, state.most_with_pictures)
         model = state.find(body.model)
         with model.engine.places(1):
             return json_answer(await until_disconnected(request, model.in_thread(tokenize, model, body)))
 
     @app.post("/detokenize")
     async def to_text(request: Request) -> Response:
-        body = schemas.decode(schemas.DetokenizeRequest, await read_body(request, state.config.max_body))
+        body = await _json_body(request, schemas.DetokenizeRequest, state.config.max_body)
         model = state.find(body.model)
         with model.engine.places(1):
             return json_answer(await until_disconnected(request, model.in_thread(detokenize, model, body)))
@@ -223,6 +226,13 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
             alive, proven = model.engine.lost is None, model.side.doubt is None
             state.metrics.of(name).state(model.engine.gauges, proven=proven, alive=alive)
         return Response(state.metrics.text(), headers={"content-type": _PROMETHEUS})
+
+
+async def _json_body(request: Request, kind: type[schemas.Body], most: int) -> schemas.Body:
+    """A body of this kind, whose fields that the server ignores are noted; raises ApiError."""
+    data = await read_body(request, most)
+    note_ignored(request, kind, data)
+    return schemas.decode(kind, data)
 
 
 async def _respond(request: Request, body: schemas.Sampling, call: ApiCall) -> Response:
