@@ -96,7 +96,7 @@ def test_a_required_field_with_a_typo(server: Server) -> None:
 def test_a_form_s_field(speech_server: Server) -> None:
     reply = transcribe(speech_server, b"noise", langauge="de", timestamp_granularity=["word"])
     assert reply.status == 400  # of the file
-    assert headers_of(reply.headers) == "langauge, timestamp_granularity"
+    assert headers_of(reply.headers) == "langauge, timestamp_granularity[]"
 
 
 async def test_other_scopes_pass() -> None:
