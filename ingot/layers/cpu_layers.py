@@ -16,8 +16,8 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.cpu.layer_words import LAYER_WORDS, SHARED_WORDS, CacheShape, LayerShape
 from ingot.kernels.cpu.layers_text import layers_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
+from ingot.kernels.cpu.panel_packing import LANES, PanelPacking
 from ingot.kernels.cpu.panel_products import Panels, RowsBuffer, product_arguments, tiles
-from ingot.kernels.cpu.product_text import LANES, Packing
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
@@ -248,7 +248,7 @@ def _plain(config: DecoderConfig) -> bool:
 
 
 @cache
-def _compiled(packings: tuple[Packing, ...], tile_rows: int, shape: LayerShape) -> Launch:
+def _compiled(packings: tuple[PanelPacking, ...], tile_rows: int, shape: LayerShape) -> Launch:
     cpu = host_cpu()
     assert cpu is not None
     own = [{tile_rows: tiles(packing)[tile_rows]} for packing in packings]

@@ -16,8 +16,8 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.cpu.layer_words import Activation, CacheShape, LayerShape
 from ingot.kernels.cpu.layers_text import layers_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
+from ingot.kernels.cpu.panel_packing import PanelPacking
 from ingot.kernels.cpu.panel_products import tiles
-from ingot.kernels.cpu.product_text import Packing
 from ingot.layers.cpu_layers import CpuLayers
 from ingot.layers.forward_batch import ForwardBatch
 from tests.tiny_models import save_model, tiny_config
@@ -227,7 +227,7 @@ def part(call: str, mlp: Activation = "silu_gated", *, norm_bias: bool = False) 
     loads = [f"%{name} = load ptr, ptr %{name}at" for name in "xyab"]
     body = "\n".join((*places, *loads, f"call void @{call}", "ret void"))
     entry = f"define void @part(ptr %args, i64 %thread, i64 %threads) {{\n{body}\n}}"
-    cached, packing = CacheShape(16, (1024, 256, 16)), Packing("bf16")
+    cached, packing = CacheShape(16, (1024, 256, 16)), PanelPacking("bf16")
     shape = LayerShape(64, 64, 4, 4, 16, 16, 1e-5, 0.25, False, norm_bias, mlp, cached)
     text = layers_text([packing] * 4, [{1: tiles(packing)[1]}] * 4, shape, permutes=False)
     return compiled(text + entry, "part")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.kernels.cpu.function_text import Function
-from ingot.kernels.cpu.product_text import ARGUMENTS, LANES
+from ingot.kernels.cpu.panel_packing import ARGUMENTS, LANES
 
 CROSS_PRODUCTS = ("query", "cross_output")
 PRODUCT_WORDS = len(ARGUMENTS) + 1

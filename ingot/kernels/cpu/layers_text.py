@@ -7,7 +7,7 @@ cache; attention by head; output product; perhaps norm, query product, attention
 its output product; norm; up product; activation; down product. Products are those of product_text.py, after
 rows_text.py where they quantize their rows. All other values are fp32.
 
-    text = layers_text([Packing("int4")] * 4, [TILES_OF_AVX512] * 4, LayerShape(...), permutes=True)
+    text = layers_text([PanelPacking("int4")] * 4, [TILES_OF_AVX512] * 4, LayerShape(...), permutes=True)
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ingot.kernels.cpu.barrier_text import barrier_text
 from ingot.kernels.cpu.function_text import Function
 from ingot.kernels.cpu.layer_words import LAYER_WORDS, PRODUCT_WORDS, SHARED_WORDS, LayerShape, reader
 from ingot.kernels.cpu.norm_text import norm_text
-from ingot.kernels.cpu.product_text import ARGUMENTS, NUMBERS, PRODUCT_DECLARED, Packing, Tiles, product_text
+from ingot.kernels.cpu.panel_packing import ARGUMENTS, NUMBERS, PanelPacking
+from ingot.kernels.cpu.product_text import PRODUCT_DECLARED, Tiles, product_text
 from ingot.kernels.cpu.rows_text import ROWS_DECLARED, rows_text
 
 
 def layers_text(
-    packings: Sequence[Packing], tiles: Sequence[Tiles], shape: LayerShape, *, permutes: bool
+    packings: Sequence[PanelPacking], tiles: Sequence[Tiles], shape: LayerShape, *, permutes: bool
 ) -> str:
     """A module with ``layers(args, thread, threads)``; args are ``SHARED_WORDS``, then each layer's
     ``LAYER_WORDS`` and its products' arguments.

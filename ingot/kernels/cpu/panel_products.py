@@ -13,18 +13,13 @@ import torch
 
 from ingot.kernels.cpu.barrier_text import BARRIER_WORDS, barrier_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
+from ingot.kernels.cpu.panel_packing import ARGUMENTS, LANES, STEP, STEP_BYTES, PanelPacking, Values
 from ingot.kernels.cpu.product_text import (
-    ARGUMENTS,
-    LANES,
     PRODUCT_DECLARED,
     SPLIT_TILES,
-    STEP,
-    STEP_BYTES,
     TILES_OF_AVX512,
     TILES_OF_OTHERS,
-    Packing,
     Tiles,
-    Values,
     product_text,
 )
 from ingot.kernels.cpu.rows_text import MOST_SPLIT, ROWS_DECLARED, rows_text
@@ -47,7 +42,7 @@ class Panels:
         input_scale: fp32 [1] of rows whose scale calibration found.
     """
 
-    packing: Packing
+    packing: PanelPacking
     values: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
@@ -73,7 +68,7 @@ class Panels:
         return sum(0 if tensor is None else tensor.nbytes for tensor in tensors)
 
 
-def tiles(packing: Packing) -> Tiles:
+def tiles(packing: PanelPacking) -> Tiles:
     cpu = host_cpu()
     if packing.split:
         return SPLIT_TILES
@@ -86,7 +81,7 @@ def split_group(group: int) -> int:
 
 
 @cache
-def _kernel(packing: Packing) -> Launch:
+def _kernel(packing: PanelPacking) -> Launch:
     cpu = host_cpu()
     assert cpu is not None
     text = [product_text(packing, tiles(packing), "kernel", permutes=cpu.avx512), *PRODUCT_DECLARED]
@@ -105,7 +100,7 @@ _BOTH = f"""define void @both(ptr %args, i64 %thread, i64 %threads) {{
 }}"""
 
 
-def _rows_of_tile(rows: int, packing: Packing) -> int:
+def _rows_of_tile(rows: int, packing: PanelPacking) -> int:
     own = tiles(packing)
     return next((count for count in own if rows <= count), max(own))
 
@@ -234,6 +229,6 @@ def unpacked_values(panels: Panels) -> torch.Tensor:
     return by_lane.transpose(1, 2).reshape(blocks * LANES, -1)[: panels.out_features]
 
 
-def panel_bytes(packing: Packing, out_features: int, in_features: int) -> int:
+def panel_bytes(packing: PanelPacking, out_features: int, in_features: int) -> int:
     """Bytes of ``Panels.values``."""
     return -(-out_features // LANES) * (in_features // STEP) * STEP_BYTES[packing.values]

@@ -14,7 +14,7 @@ split one [..., 2]: those of 256 · d2 + d1, and of d0.
 from __future__ import annotations
 
 from ingot.kernels.cpu.function_text import Function, constant, float_bits
-from ingot.kernels.cpu.product_text import ARGUMENTS, NUMBERS, Packing
+from ingot.kernels.cpu.panel_packing import ARGUMENTS, NUMBERS, PanelPacking
 
 _V, _I = "<8 x float>", "<8 x i32>"
 _LEAST_BITS = 0x2EDBE6FF  # of 1e-10, the least magnitude by which rows are divided
@@ -32,7 +32,7 @@ ROWS_DECLARED = (
 )
 
 
-def rows_text(packing: Packing, name: str) -> str:
+def rows_text(packing: PanelPacking, name: str) -> str:
     """A function that quantizes rows; each thread takes a share of their groups."""
     f = Function(f"define internal void @{name}(ptr %args, i64 %thread, i64 %threads)")
     words = {
@@ -75,7 +75,7 @@ def rows_text(packing: Packing, name: str) -> str:
     return str(f)
 
 
-def _scale(f: Function, packing: Packing, source: str, count: str, inverse: str, scale: str) -> None:
+def _scale(f: Function, packing: PanelPacking, source: str, count: str, inverse: str, scale: str) -> None:
     """By the largest bits of a magnitude: those of what is not a number are larger than all others."""
     most = f.variable(_I, "zeroinitializer")
     with f.loop("0", count, 8) as at:
@@ -108,7 +108,7 @@ def _static(f: Function, static: str, inverse: str, scale: str) -> None:
 
 
 def _round_group(
-    f: Function, packing: Packing, source: str, count: str, inverse: str, target: str, rows: str
+    f: Function, packing: PanelPacking, source: str, count: str, inverse: str, target: str, rows: str
 ) -> list[str]:
     """Write a group's values; their sums by lane: of all, and with ``split`` of the higher parts."""
     sums = [f.variable(_I, "zeroinitializer") for _ in range(2 if packing.split else 1)]

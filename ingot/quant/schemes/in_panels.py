@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 from ingot.kernels.cpu.huge_pages import huge_room
 from ingot.kernels.cpu.llvm_module import host_cpu
+from ingot.kernels.cpu.panel_packing import LANES, STEP, PanelPacking, Values
 from ingot.kernels.cpu.panel_products import (
     Panels,
     packed_values,
@@ -33,7 +34,6 @@ from ingot.kernels.cpu.panel_products import (
     split_group,
     unpacked_values,
 )
-from ingot.kernels.cpu.product_text import LANES, STEP, Packing, Values
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.int4_weight import numbers_of, pack_pairs, rows_of
 from ingot.kernels.weight.stored_weight import PIECE, row_pieces, unpacked
@@ -157,21 +157,21 @@ class Int8InPanels(LoadedForm, Int8Products):
         return self.plain_weight(tensors, in_features)
 
 
-def packing_of(scheme: LinearScheme, dtype: torch.dtype, in_features: int) -> Packing | None:
+def packing_of(scheme: LinearScheme, dtype: torch.dtype, in_features: int) -> PanelPacking | None:
     """How a weight lies in panels here; ``dtype``: of a dense one. None: it cannot."""
     cpu = host_cpu()
     if cpu is None or not cpu.fma or in_features % STEP:
         return None
     if scheme.dense:
         found: dict[torch.dtype, Values] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-        return Packing(found[dtype]) if dtype in found else None
+        return PanelPacking(found[dtype]) if dtype in found else None
     if isinstance(scheme, (Int8Both, Int4InInt8)):
         return _integer_packing(scheme, in_features) if cpu.vnni else None
     if not isinstance(scheme, WeightOnly) or not _fills(scheme.group or in_features, in_features):
         return None
     values: Values = "int4" if scheme.bits == 4 else "int8"
     zeros, split = not scheme.symmetric, cpu.vnni
-    return Packing(values, zeros=zeros, rounds=split, by_group=split, split=split)
+    return PanelPacking(values, zeros=zeros, rounds=split, by_group=split, split=split)
 
 
 def split_columns(scheme: LinearScheme, in_features: int) -> int:
@@ -191,17 +191,17 @@ def _fills(group: int, columns: int) -> bool:
     return group % STEP == 0 and columns % group == 0
 
 
-def _integer_packing(scheme: Int8Both | Int4InInt8, in_features: int) -> Packing | None:
+def _integer_packing(scheme: Int8Both | Int4InInt8, in_features: int) -> PanelPacking | None:
     group = scheme.group if isinstance(scheme, Int4InInt8) else in_features
     inputs = scheme.input_group or group
     if in_features > _MOST_COLUMNS or not (_fills(group, in_features) and _fills(inputs, group)):
         return None
     four = isinstance(scheme, Int4InInt8)
     by_group = bool(scheme.input_group) and not scheme.static
-    return Packing("int4" if four else "int8", zeros=four, rounds=True, by_group=by_group)
+    return PanelPacking("int4" if four else "int8", zeros=four, rounds=True, by_group=by_group)
 
 
-def in_panels_bytes(scheme: LinearScheme, packing: Packing, out_features: int, in_features: int) -> int:
+def in_panels_bytes(scheme: LinearScheme, packing: PanelPacking, out_features: int, in_features: int) -> int:
     """Bytes of panels, less those of the small tensors whose place they also take."""
     filled = -out_features % LANES
     exact = packing.rounds and not packing.split
@@ -251,7 +251,7 @@ def in_panels(
     return InPanels(scheme, panels, None if weight is None else weight.dtype), kept
 
 
-def _row_group(scheme: LinearScheme, packing: Packing, group: int) -> int:
+def _row_group(scheme: LinearScheme, packing: PanelPacking, group: int) -> int:
     """Columns of a row that share a scale; 0: all."""
     if packing.split:
         return split_group(group)
