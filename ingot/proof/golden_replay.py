@@ -27,7 +27,6 @@ from ingot.layers.linear import linears
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
 from ingot.proof.encoder_replay import encoder_deviations, features_deviations
-from ingot.quant.schemes.in_panels import InPanels
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.text.prompt import Prompt
 
@@ -120,8 +119,7 @@ def _floor(llm: LLM, claims: Claims) -> Floor:
     """Of the arithmetic that the engine's products have here; a proof of an older Ingot knows none of split
     inputs.
     """
-    forms = (linear.scheme for linear in linears(llm.engine.model).values())
-    split = any(isinstance(form, InPanels) and form.panels.packing.split for form in forms)
+    split = any(linear.scheme.splits for linear in linears(llm.engine.model).values())
     own = claims.floors[str(llm.engine.dtypes)]
     return claims.floors.get(SPLIT, own) if split else own
 

@@ -15,6 +15,7 @@ from ingot.engine.assembly import cast_weight
 from ingot.engine.plan_file import usable_plan
 from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.engine.reference_run import Arithmetic, ReferenceRun, SequenceSpan
+from ingot.engine.split_inputs import split_feed
 from ingot.errors import EngineError
 from ingot.layers.build_context import BuildContext
 from ingot.layers.cpu_weights import settle_linear
@@ -27,6 +28,7 @@ from ingot.layers.rotary import RotaryTable
 from ingot.llm.llm import LLM
 from ingot.models.minigpt4 import settings_of
 from ingot.proof.repro_bundle import Bundle
+from ingot.quant.schemes.in_panels import split_columns
 from ingot.reference.plain_stage import Passage
 from ingot.runtime.step.one_layer import LayerInputs, run_layer
 
@@ -36,8 +38,9 @@ _MOST_TABLE = 1 << 30  # bytes; a million positions take half
 
 
 def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor]:
-    """A layer's hidden states in plain PyTorch: in the next wider dtype, in the engine's own, and where
-    something is rounded to 8 bits with each token's closest call the other way.
+    """A layer's hidden states in plain PyTorch: in the next wider dtype, in the engine's own, where something
+    is rounded to 8 bits with each token's closest call the other way, and in fp32 where a CPU may split
+    products' inputs with inputs so rounded.
     """
     module = llm.engine.model.get_submodule(name)
     dtype, kv_dtype = parse_dtype(llm.engine.dtypes.at(name)), llm.runtime.kv_dtype
@@ -45,13 +48,21 @@ def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor
     if kv_dtype in NARROW_KV_DTYPES or any_rounded(module):
         arithmetics.append(Arithmetic(WIDER[dtype], flips=True))
     with torch.inference_mode():
-        return [_plain(llm, name, inputs, arithmetic, kv_dtype) for arithmetic in arithmetics]
+        found = [_plain(llm, name, inputs, arithmetic, kv_dtype) for arithmetic in arithmetics]
+        if dtype == torch.float32 and any(
+            split_columns(one.origin, one.in_features) for one in linears(module).values()
+        ):
+            found.append(_plain(llm, name, inputs, arithmetics[0], kv_dtype, split=True))
+        return found
 
 
-def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_dtype: str) -> torch.Tensor:
+def _plain(
+    llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_dtype: str, *, split: bool = False
+) -> torch.Tensor:
     module = llm.engine.model.get_submodule(name)
     weights = Held(_stored_tensor(llm.engine.model), torch.device("cpu"))
-    run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
+    feed = split_feed(llm.engine.model, weights) if split else None
+    run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, feed=feed, kv_dtype=kv_dtype)
     hidden = inputs.hidden.to(arithmetic.dtype)
     if not isinstance(module, DecoderLayer):
         stage = next(one for one in own_stages(run, _unseen) if one.name == name)

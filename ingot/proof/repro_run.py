@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.device import dtype_name, on_device, parse_dtype
@@ -19,7 +18,6 @@ from ingot.engine.plan_file import machine_of
 from ingot.engine.reference_encoder import named_stages, stage_names
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.linear import linears
 from ingot.llm.llm import LLM
 from ingot.llm.prompt_inputs import Input, Messages, Prompt, PromptLike
 from ingot.llm.prompt_left_cut import read_prompt
@@ -28,12 +26,10 @@ from ingot.proof.encoder_record import KEYS_VALUES, encoder_observed
 from ingot.proof.expected_trace import expected_output
 from ingot.proof.repro_bundle import BUNDLE_VERSION, DECODER, Bundle, BundleFacts, layer_name
 from ingot.proof.repro_layer import WIDER, layer_output, plain_outputs, stored_weights
-from ingot.quant.schemes.in_panels import InPanels
 from ingot.runtime.step.one_layer import LayerInputs, record_calls
 from ingot.version import VERSION
 
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
-_SPLIT = 2.0**-19  # a CPU's int8 parts round to 2^-22 of a group's largest value, eight times most others
 
 Observed = dict[str, torch.Tensor]  # what the places of an encoder gave
 
@@ -265,7 +261,6 @@ def _bundle(
     errors = [(relative_l2(own, reference), float(row_errors(own, reference).max())) for own in others]
     noise, token_noise = max(e for e, _ in errors), max(e for _, e in errors)
     dtype = parse_dtype(engine.dtypes.at(name))
-    rounding = _rounding(engine.model.get_submodule(name), dtype)
     source = f"plain PyTorch in {WIDER[dtype]}".replace("torch.", "")
     if trace is not None:
         reference, source = expected_output(trace, name, inputs.counts, tokens), f"the trace {trace.name}"
@@ -286,8 +281,8 @@ def _bundle(
         expected_from=source,
         noise=noise,
         token_noise=token_noise,
-        floor=_floor(noise, rounding),
-        token_floor=_floor(token_noise, rounding),
+        floor=_floor(noise, dtype),
+        token_floor=_floor(token_noise, dtype),
         output_error=relative_l2(output, expected),
         output_worst=float(row_errors(output, expected).max()),
         engine="",
@@ -302,14 +297,7 @@ def _bundle(
     return Bundle(facts, weights, inputs, output, expected)
 
 
-def _rounding(module: nn.Module, dtype: torch.dtype) -> float:
-    """Relative rounding of what a layer's products read."""
-    forms = [linear.scheme for linear in linears(module).values()]
-    split = any(isinstance(form, InPanels) and form.panels.packing.split for form in forms)
-    return max(torch.finfo(dtype).eps, _SPLIT if split else 0.0)
-
-
-def _floor(noise: float, rounding: float) -> float:
+def _floor(noise: float, dtype: torch.dtype) -> float:
     """Relative L2 up to which outputs count as equal, for this noise of the plain computation."""
-    least = _LEAST_ROUNDINGS * rounding
+    least = _LEAST_ROUNDINGS * torch.finfo(dtype).eps
     return max(_NOISE_TIMES * noise, least) if math.isfinite(noise) else least

@@ -26,6 +26,7 @@ from ingot.errors import (
 )
 from ingot.layers import mlp as mlps
 from ingot.layers import norm as norms
+from ingot.proof import repro_layer
 from ingot.proof.repro_bundle import read_bundle, write_bundle
 from ingot.proof.repro_run import capture_layer, relative_l2, replay
 from tests.e2e.mixed import Make
@@ -148,6 +149,19 @@ def test_each_token_has_a_floor_too(make: Make) -> None:
     for values in ({"worst_repeat": 0.01}, {"against_output": 0.01}):
         assert not replace(found, **values).repeats
     assert not bundle.facts.replace(output_worst=0.01).as_expected
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_noise_of_inputs_that_a_cpu_splits(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding them to 23 bits is measured in the same layer, and no more is allowed."""
+    llm = LLM(folders["llama"], "cpu", quant="w8a16")
+    bundle = capture_layer(llm, IDS, 1, 2)
+    found = replay(bundle, CPU)
+    assert found.agrees
+    assert found.against_output == 0
+    assert bundle.facts.floor < 2**-18
+    monkeypatch.setattr(repro_layer, "split_columns", lambda scheme, columns: 0)
+    assert bundle.facts.noise > 1.2 * capture_layer(llm, IDS, 1, 2).facts.noise
 
 
 # --- wrong -----------------------------------------------------------------------------------------------

@@ -50,15 +50,13 @@ from ingot.engine.reference_run import (
     FLIPPED,
     Arithmetic,
     EngineTensors,
-    Feed,
     ReferenceRun,
     SequenceSpan,
 )
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
+from ingot.engine.split_inputs import split_feed
 from ingot.layers.decoder import Decoder
-from ingot.layers.linear import any_rounded, linears
-from ingot.quant.plain_rows import split_rows
-from ingot.quant.schemes.in_panels import split_columns
+from ingot.layers.linear import any_rounded
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.version import VERSION
 
@@ -353,19 +351,6 @@ def _floors(
         floors[str(own)] = _larger(floors[str(own)], floors["fp32"])
     flips = floors.pop(_FLIPS, None)
     return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
-
-
-def split_feed(model: Decoder, weights: EngineTensors) -> Feed | None:
-    """What products read on a CPU that splits their inputs; None: there are no such products."""
-    columns = {name: split_columns(one.origin, one.in_features) for name, one in linears(model).items()}
-    ordered = {name for name, one in linears(model).items() if columns[name] and one.origin.ordered}
-
-    def feed(name: str, x: torch.Tensor) -> torch.Tensor:
-        if not columns[name]:
-            return x
-        return split_rows(x, columns[name], weights[f"{name}.order"] if name in ordered else None)
-
-    return feed if any(columns.values()) else None
 
 
 _Way = tuple[Arithmetic, Arithmetic]  # of the decoder, of the encoder

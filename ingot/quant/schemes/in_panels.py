@@ -68,6 +68,10 @@ class InPanels(LoadedForm):
         return self.origin.ordered
 
     @property
+    def splits(self) -> bool:
+        return self.panels.packing.split
+
+    @property
     def packed_bytes(self) -> int:
         return self.panels.nbytes
 

@@ -94,6 +94,11 @@ class LinearScheme(ABC):
         """Whether activations are rounded to few bits."""
         return self.form != "dense"
 
+    @property
+    def splits(self) -> bool:
+        """Whether products round an input in fp32 to 23 bits, three int8 parts."""
+        return False
+
     def placing_rows(self, device: torch.device) -> int:
         """Up to how many rows a QKV product of form ``int8`` writes queries and the cache itself."""
         return MAX_ROWS
