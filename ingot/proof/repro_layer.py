@@ -49,9 +49,8 @@ def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor
         arithmetics.append(Arithmetic(WIDER[dtype], flips=True))
     with torch.inference_mode():
         found = [_plain(llm, name, inputs, arithmetic, kv_dtype) for arithmetic in arithmetics]
-        if dtype == torch.float32 and any(
-            split_columns(one.origin, one.in_features) for one in linears(module).values()
-        ):
+        columns = [split_columns(one.origin, one.in_features) for one in linears(module).values()]
+        if dtype == torch.float32 and any(columns):
             found.append(_plain(llm, name, inputs, arithmetics[0], kv_dtype, split=True))
         return found
 
