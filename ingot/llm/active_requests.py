@@ -45,10 +45,16 @@ class ActiveRequest:
         given = (self.prompt_ids, self._params, self._inputs, self._matcher)
         executor.add(request_id, *given, checked=True)
 
-    def take(self, update: Update) -> tuple[Piece, bool]:
-        """What an update adds, and whether a stop string ended its answer before the executor did."""
+    def take(self, update: Update, *, by_piece: bool) -> tuple[Piece | None, bool]:
+        """What an update adds, None unless ``by_piece``; and whether a stop string ended its answer before
+        the executor did.
+        """
         assembler = self.answers[update.index]
-        piece = assembler.add(update)
+        piece = None
+        if by_piece:
+            piece = assembler.add(update)
+        else:
+            assembler.keep(update)
         return piece, assembler.done and update.finish_reason is None
 
     def close(self, executor: Executor, request_id: str) -> list[Piece]:
@@ -93,9 +99,9 @@ class LogitsRequest:
         given = (self._prompt_ids, self._keep, self._inputs, self._heads)
         executor.add_reading(request_id, *given, hidden=self._hidden)
 
-    def take(self, update: Update) -> tuple[Piece, bool]:
+    def take(self, update: Update, *, by_piece: bool) -> tuple[Piece | None, bool]:
         """An empty piece: there is no text."""
-        return Piece(""), False
+        return Piece("") if by_piece else None, False
 
     def close(self, executor: Executor, request_id: str) -> list[Piece]:
         reading = executor.take_reading(request_id)
@@ -187,14 +193,15 @@ class ActiveRequests:
                 try:
                     if update.error is not None:
                         raise update.error
-                    piece, cut = call.requests[position].take(update)
+                    piece, cut = call.requests[position].take(update, by_piece=call.by_piece)
                     if cut:
                         self._executor.abort(update.request_id, update.index)
-                    news.setdefault(call, []).append((position, piece))
+                    if piece is not None:
+                        news.setdefault(call, []).append((position, piece))
                 except Exception as error:
                     self._fail(call, error)
         for call, pieces in news.items():
-            if call.by_piece and call in self._open:
+            if call in self._open:
                 self._post(call, pieces)
         if self._num_ended != self._executor.num_ended:  # in most steps none has
             self._num_ended = self._executor.num_ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,6 +90,7 @@ class AnswerAssembler:
         self._detokenizer = IncrementalDetokenizer(tokenizer, context) if tokenizer else None
         self._stops = StopStrings(params.stop)
         self._params = params
+        self._unread: list[int] = []  # tokens whose text is found when the answer ends
 
     @property
     def done(self) -> bool:
@@ -96,18 +98,35 @@ class AnswerAssembler:
 
     def add(self, update: Update) -> Piece:
         """What an update adds. After a stop string ``done`` is true before the executor ends the answer."""
-        answer = self.answer
         text, kept = self._read(update.token_ids)
+        text, logprobs = self._take(update, text, kept)
+        return Piece(text, tuple(kept), self._index, self.answer.finish_reason, logprobs)
+
+    def keep(self, update: Update) -> None:
+        """``add`` for a call that streams nothing: the text is found when the answer ends, unless a stop
+        string may end it.
+        """
+        if self._params.stop:
+            self.add(update)
+            return
+        self._unread += update.token_ids
+        self._take(update, "", update.token_ids)
+
+    def _take(self, update: Update, text: str, kept: Sequence[int]) -> tuple[str, tuple[TokenLogprobs, ...]]:
+        """Add tokens and their text to the answer; returns the text with what an end adds, and the tokens'
+        log-probabilities.
+        """
+        answer = self.answer
         answer.token_ids += kept
         answer.score, answer.stop_logprob = update.score, update.stop_logprob
         logprobs = update.logprobs[: len(kept)]
         if answer.logprobs is not None:
             answer.logprobs += logprobs
-        if not self.done and update.finish_reason is not None:
+        if update.finish_reason is not None and not self.done:
             text += self._finish(update.finish_reason, update.stop_id)
-        if answer.text is not None:
+        if text and answer.text is not None:
             answer.text += text
-        return Piece(text, tuple(kept), self._index, answer.finish_reason, tuple(logprobs))
+        return text, logprobs
 
     def abort(self) -> Piece:
         text = self._finish(FinishReason.ABORT, None)
@@ -133,7 +152,9 @@ class AnswerAssembler:
         """End the answer; returns text that was held back."""
         text = ""
         if self._detokenizer is not None:
-            text, hit = self._stops.feed(self._detokenizer.flush())
+            text = self._detokenizer.add(self._unread)
+            last, hit = self._stops.feed(self._detokenizer.flush())
+            text += last
             if hit is not None:
                 self._end("stop", hit)
                 return text

@@ -293,7 +293,8 @@ class Executor:
             wanted = request.params.logprobs
             found = None if rows is None or wanted is None else read_logprobs(rows[i], tokens[i], wanted)
             updates.append(self._apply_token(request, tokens[i], found))
-        self.masks.begin(step.requests)
+        if self._held_to_grammars:
+            self.masks.begin(step.requests)
         return updates
 
     def _run(self, batch: ScheduledBatch) -> list[Update]:
@@ -343,11 +344,12 @@ class Executor:
                 return replace(self._finished(request, FinishReason.ABORT), error=ended_early(request))
             ended = self._finished(request, FinishReason.STOP, token)
             return ended if logprobs is None else replace(ended, stop_logprob=logprobs.logprob)
-        logprobs = with_probe(request, logprobs)
+        if request.probe is not None:
+            logprobs = with_probe(request, logprobs)
         request.output_ids.append(token)
-        reason = FinishReason.LENGTH if request.num_known >= request.max_total_tokens else None
-        owner = self._owner_of(request)
-        if reason is not None:
+        owner, reason = self._owner[request.request_id], None
+        if request.num_known >= request.max_total_tokens:
+            reason = FinishReason.LENGTH
             self._end(request)
         found = () if logprobs is None else (logprobs,)
         reused = request.num_reused or 0

@@ -116,12 +116,14 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that no step has put into the cache yet."""
-        return self.num_tokens - self.num_computed
+        return len(self.prompt_ids) + len(self.output_ids) + self.num_pending - self.num_computed
 
     @property
     def is_full(self) -> bool:
         """Whether it ends by length as soon as its pending tokens are read."""
-        return self.num_pending > 0 and self.num_tokens >= self.max_total_tokens
+        if not self.num_pending:
+            return False
+        return len(self.prompt_ids) + len(self.output_ids) + self.num_pending >= self.max_total_tokens
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Tokens [start, end) of prompt and output together, without pending ones."""

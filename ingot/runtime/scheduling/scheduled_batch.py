@@ -84,8 +84,13 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
     encoded = False
     for index, item in enumerate(items):
         request, start, count, row = item.request, item.start, item.count, len(ids)
-        if start < request.num_known:
-            ids += request.tokens(start, start + count)
+        encoded = encoded or bool(request.encoded)
+        if start >= request.num_known:  # one pending token: as in most rows of most steps
+            ids.append(0)
+            feeds.append(request.pending_row)
+            wanted.append(int(item.samples))
+            continue
+        ids += request.tokens(start, start + count)
         pending = len(ids) < row + count  # the last one
         ids += [0] * pending
         feeds.append(request.pending_row if pending else -1)
@@ -94,7 +99,6 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
             probes.append(row + request.probe.place - start)
         if request.inputs and start < request.inputs[-1].end:
             placed.append((index, row))
-        encoded = encoded or bool(request.encoded)
     inputs = NO_INPUTS
     if encoded or placed:
         entries = [next(reversed(one.request.encoded.values()), _NOTHING) for one in items]

@@ -96,31 +96,37 @@ class Scheduler:
         step = ScheduledBatch(copies=self._copies)
         self._copies = []
         ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
-        ready.sort(key=lambda r: r.num_uncomputed > 1)
+        counts = [r.num_uncomputed for r in ready]
+        if max(counts, default=1) > 1:
+            ready.sort(key=lambda r: r.num_uncomputed > 1)
+            counts = [r.num_uncomputed for r in ready]
         # A decode only skips this step, for a mask or a token that is not read: layers go on. A held beam may
         # wait for the prompt itself.
         pause = self.chunking.pace is not None and any(
             (r.sits_out or r.is_full) and not r.held and r.num_uncomputed == 1 for r in self.running
         )
-        self._beside_decodes = pause or (bool(ready) and ready[0].num_uncomputed == 1)
+        self._beside_decodes = pause or (bool(counts) and counts[0] == 1)
         budget = self.prompt_budget if self._fills_wide_step(ready) else self.token_budget
-        apart = [r for r in ready if layered and self._goes_by_layers(r)]
+        paced = layered and self.chunking.pace is not None
+        apart = [r for r in ready if self._goes_by_layers(r)] if paced else []
         if self.encoders is not None:
             self.encoders.open_step(beside_decodes=layered and self._beside_decodes)
-        for request in ready:
+        in_parts = self.encoders is not None and self.encoders.in_parts
+        for request, wanted in zip(ready, counts, strict=True):
             if budget == 0:
                 break
             if request in step.preempted or ((pause or step.requests) and request in apart):
                 continue
-            count = request.num_uncomputed
+            count, start = wanted, request.num_computed
             if count > 1:
                 count = self._share(request, budget, last=request is ready[-1] and not self.waiting)
-            if not self._reserve(request, count, step):
+            room = len(request.blocks) * self.cache.block_size
+            if start + count > room and not self._reserve(request, count, step):
                 continue
-            if request.inputs:
+            if request.inputs and (in_parts or len(request.encoded) < len(request.inputs)):
                 count = self._encoded(request, count, step)
             if count:
-                step.requests.append(_scheduled(request, count))
+                step.requests.append(ScheduledRequest(request, start, count, count == wanted))
                 budget = max(budget - count, 0)
         step.layers = self._layers = self._next_layers(apart, step, pause=pause)
         if not step.preempted:
@@ -139,11 +145,14 @@ class Scheduler:
             computed.append(step.layers.chunk)
             self._layers = None
         for item in computed:
-            item.request.num_computed = item.start + item.count
-            self.cache.publish(item.request)
+            request = item.request
+            request.num_computed = end = item.start + item.count
+            if end >= (request.num_published + 1) * self.cache.block_size:  # in few steps of a decode
+                self.cache.publish(request)
         if self.encoders is not None:
             for item in step.requests:
-                self.encoders.passed(item.request)
+                if item.request.encoded:
+                    self.encoders.passed(item.request)
 
     def _fills_wide_step(self, ready: list[Request]) -> bool:
         """Whether prompts that run or may enter have a wide step's tokens: a narrower one would be no
