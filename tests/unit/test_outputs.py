@@ -49,3 +49,32 @@ def test_tokens_and_log_probabilities_end_with_the_stop_string(tokenizer: Tokeni
     assert piece.token_ids == tuple(answer.token_ids) == tuple(b"a###")
     assert [each.token_id for each in piece.logprobs] == list(b"a###")
     assert answer.logprobs == list(piece.logprobs)
+
+
+def test_an_answer_that_nobody_streams_has_its_text_when_it_ends(tokenizer: Tokenizer) -> None:
+    streamed = AnswerAssembler(tokenizer, SamplingParams(logprobs=0), [])
+    kept = AnswerAssembler(tokenizer, SamplingParams(logprobs=0), [])
+    words = "häßlich".encode()
+    for at, byte in enumerate(words):
+        reason = FinishReason.LENGTH if at == len(words) - 1 else None
+        piece = streamed.add(update(bytes([byte]), reason))
+        kept.keep(update(bytes([byte]), reason))
+        assert kept.done is (reason is not None)
+    assert piece.finish_reason == "length"
+    assert kept.answer == streamed.answer
+    assert kept.answer.text == "häßlich"
+
+
+def test_an_answer_that_is_aborted_has_the_text_of_its_tokens(tokenizer: Tokenizer) -> None:
+    assembler = AnswerAssembler(tokenizer, SamplingParams(), [])
+    assembler.keep(update("né".encode()[:2]))
+    assert assembler.abort().text == assembler.answer.text == "n\ufffd"
+
+
+def test_a_stop_string_ends_an_answer_that_nobody_streams(tokenizer: Tokenizer) -> None:
+    assembler = AnswerAssembler(tokenizer, PARAMS, [])
+    for byte in b"a###b":
+        if not assembler.done:
+            assembler.keep(update(bytes([byte])))
+    answer = assembler.answer
+    assert (answer.text, answer.stopped_by, bytes(answer.token_ids)) == ("a", "###", b"a###")

@@ -611,6 +611,14 @@ def test_prompt_tokens_found_in_the_prefix_cache_are_counted() -> None:
     assert (s.prefix_queries, s.prefix_hits) == (30, 16)
 
 
+def test_a_block_is_found_as_soon_as_it_is_full() -> None:
+    s = scheduler()
+    s.add(request("full", 4))
+    run(s)
+    s.add(request("after", 5))
+    assert shares(run(s)) == [("full", 4, 1), ("after", 4, 1)]
+
+
 def test_what_a_preempted_request_finds_of_its_own_is_not_counted() -> None:
     s = scheduler(blocks=6, budget=64)
     for name, first in (("a", 0), ("b", 50)):
