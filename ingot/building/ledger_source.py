@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from ingot.building.random_weights import config_manifest
 from ingot.checkpoint.checkpoint_files import CONFIG, read_json
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
@@ -21,10 +23,11 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.as_stored import expect_stored
 from ingot.engine.asked_dtypes import read_dtypes
 from ingot.engine.assembly import Assembly, build_config, check_max_seq_len, check_samples, model_of
+from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.memory.ledger import MemorySetting, expect_own_embedding
+from ingot.memory.ledger import MemorySetting
 
 
 def read_setting(
@@ -61,20 +64,7 @@ def read_setting(
         else:
             check_samples(manifest.model, asked)
             asked.check_names(linears(model_of(manifest)))
-    setting = MemorySetting(
-        manifest.model,
-        dtypes.decoder,
-        build.max_batch_size,
-        build.max_seq_len,
-        stored_dtype=build.dtype,
-        encoder_dtype=dtypes.other,
-        stored_encoder_dtype=build.encoder_dtype,
-        device=device,
-        quant=asked,
-        runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
-    )
-    expect_own_embedding(setting)
-    return setting
+    return setting_of(manifest.replace(build=build, quant=asked), dtypes, torch.device(device), runtime)
 
 
 def _manifest(

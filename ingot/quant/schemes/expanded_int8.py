@@ -20,10 +20,6 @@ class ExpandedInt8(LoadedForm, Int8Products):
     origin: Int4InInt8
 
     @property
-    def name(self) -> str:
-        return self.origin.name
-
-    @property
     def input_group(self) -> int:
         return self.origin.input_group
 

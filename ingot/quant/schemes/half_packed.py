@@ -70,14 +70,6 @@ class HalfPacked(LoadedForm):
     stored_dtype: torch.dtype
 
     @property
-    def name(self) -> str:
-        return self.origin.name
-
-    @property
-    def ordered(self) -> bool:
-        return self.origin.ordered
-
-    @property
     def packed_bytes(self) -> int:
         """Of the packed matrices alone."""
         return _matrix_bytes(*self.size) * (2 if self.split == "terms" else 1)

@@ -60,14 +60,6 @@ class InPanels(LoadedForm):
     stored_dtype: torch.dtype | None
 
     @property
-    def name(self) -> str:
-        return self.origin.name
-
-    @property
-    def ordered(self) -> bool:
-        return self.origin.ordered
-
-    @property
     def splits(self) -> bool:
         return self.panels.packing.split
 
@@ -119,10 +111,6 @@ class Int8InPanels(LoadedForm, Int8Products):
 
     origin: Int8Both | Int4InInt8
     panels: Panels
-
-    @property
-    def name(self) -> str:
-        return self.origin.name
 
     @property
     def static(self) -> bool:

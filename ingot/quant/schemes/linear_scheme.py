@@ -232,7 +232,17 @@ class LinearScheme(ABC):
 
 
 class LoadedForm(LinearScheme):
-    """What a loaded weight is multiplied by in the place of the scheme that stores it: no file has it."""
+    """What a loaded weight is multiplied by in the place of ``origin``, which stores it: no file has it."""
+
+    origin: LinearScheme
+
+    @property
+    def name(self) -> str:
+        return self.origin.name
+
+    @property
+    def ordered(self) -> bool:
+        return self.origin.ordered
 
     @property
     def packed_bytes(self) -> int:
