@@ -37,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.fork_loop import serve_forks
 from tests.forked_workers import fork_worker, worker_of
 
 MAY_FORK = "# may be forked"
@@ -153,36 +154,24 @@ def _ask(request: Mapping[str, Any], files: Sequence[int]) -> int:
 
 def _serve(requests: socket.socket) -> None:
     """Fork what is asked for until the requester has ended; what most commands need is imported before."""
-    while True:
-        message, files, _, _ = socket.recv_fds(requests, 32, 64)
-        if not message:
-            return
-        if not gc.get_freeze_count() or not set(_IMPORTED) <= sys.modules.keys():
-            for name in _IMPORTED:
-                importlib.import_module(name)
-            gc.collect()
-            gc.freeze()  # no collection of a fork walks through libraries, as in tests/conftest.py
-            gc.unfreeze = lambda: None
-        read, write = os.pipe()
-        between = os.fork()
-        if between == 0:
-            between, child = os.getpid(), os.fork()
-            if child == 0:
-                while os.getppid() == between:
-                    os.sched_yield()
-                requests.close()
-                os.close(read)
-                os.close(write)
-                with open(files[0], "rb") as stored:
-                    stored.seek(0)
-                    request = json.loads(stored.read())
-                _be(request, files[1:])
-            os.write(write, str(child).encode())
-            os._exit(0)
-        os.waitpid(between, 0)  # from here on the requester is the parent
-        requests.send(os.read(read, 32))
-        for file in (read, write, *files):
-            os.close(file)
+    serve_forks(requests, 64, _be_asked, _import_most)
+
+
+def _import_most() -> None:
+    if gc.get_freeze_count() and set(_IMPORTED) <= sys.modules.keys():
+        return
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # no collection of a fork walks through libraries, as in tests/conftest.py
+    gc.unfreeze = lambda: None
+
+
+def _be_asked(files: list[int]) -> NoReturn:
+    with open(files[0], "rb") as stored:
+        stored.seek(0)
+        request = json.loads(stored.read())
+    _be(request, files[1:])
 
 
 def _be(request: dict[str, Any], files: Sequence[int]) -> NoReturn:

@@ -16,6 +16,9 @@ import socket
 import sys
 import traceback
 
+sys.path.insert(0, os.path.dirname(__file__))  # which -I leaves out
+from fork_loop import serve_forks
+
 
 def main(module: str, paths: str) -> None:
     """Fork what is asked for until the requester has ended."""
@@ -24,25 +27,7 @@ def main(module: str, paths: str) -> None:
     importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    requests = socket.socket(fileno=os.dup(0))
-    while True:
-        message, files, _, _ = socket.recv_fds(requests, 32, 8)
-        if not message:
-            return
-        read, write = os.pipe()
-        between = os.fork()
-        if between == 0:
-            between, child = os.getpid(), os.fork()
-            if child == 0:
-                while os.getppid() == between:
-                    os.sched_yield()
-                _be_worker(files)
-            os.write(write, str(child).encode())
-            os._exit(0)
-        os.waitpid(between, 0)  # from here on the requester is the parent
-        requests.send(os.read(read, 32))
-        for file in (read, write, *files):
-            os.close(file)
+    serve_forks(socket.socket(fileno=os.dup(0)), 8, _be_worker)
 
 
 def _be_worker(files: list[int]) -> None:

@@ -10,6 +10,16 @@ import torch
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
 from tests.kernels.numerics import normal
 
+LARGE_TILES = {
+    "BLOCK_M": 64,
+    "BLOCK_N": 32,
+    "BLOCK_K": 32,
+    "num_warps": 4,
+    "num_stages": 2,
+    "PIECES": 1,
+    "MORE_N": 0,
+}  # of kernels of many rows
+
 
 def int8_rows(
     rows: int, width: int, device: str = "cpu", group: int = 0, static: bool = False, seed: int = 0

@@ -13,20 +13,11 @@ from ingot.kernels.product.int8.fp8_library import library_takes
 from ingot.kernels.product.int8.int8_linear import INVARIANT_FP8_TILES, int8_linear, int8_linear_parts
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_triton
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows, Int8Weight, quantize_rows
-from tests.kernels.int8_case import int8_rows, int8_weight
+from tests.kernels.int8_case import LARGE_TILES, int8_rows, int8_weight
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, launched, normal
 from tests.kernels.plain_e4m3 import plain
 
 SMALL = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}
-LARGE = {
-    "BLOCK_M": 64,
-    "BLOCK_N": 32,
-    "BLOCK_K": 32,
-    "num_warps": 4,
-    "num_stages": 2,
-    "PIECES": 1,
-    "MORE_N": 0,
-}
 SHAPES = [(1, 37, 200), (2, 33, 70), (16, 20, 96), (64, 50, 172)]
 OFF = 2e-3  # of the outputs' size: tensor cores keep few bits of sums of e4m3
 
@@ -84,7 +75,7 @@ def test_linear(
     x, weight = fp8_rows(rows, width, impl.device), fp8_weight(outputs, width, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
     residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
-    tiles = SMALL if kernel == "few" else LARGE
+    tiles = SMALL if kernel == "few" else LARGE_TILES
     y = impl(int8_linear)(x, weight, dtype, bias, residual, tiles=tiles)
     assert y.dtype == dtype
     assert_product(y, exact(x, weight) + bias.double().cpu() + residual.double().cpu())
@@ -99,7 +90,7 @@ def test_tiles_of_many_rows(impl: Implementation, group: int, tiles: dict[str, i
     x, weight = fp8_rows(130, 96, impl.device, group), fp8_weight(70, 96, impl.device)
     if group and "MORE_N" in tiles:
         pytest.skip("groups have one width")
-    y = int8_matmul_triton(x, weight, torch.float32, tiles=LARGE | tiles)
+    y = int8_matmul_triton(x, weight, torch.float32, tiles=LARGE_TILES | tiles)
     assert_product(y, exact(x, weight))
 
 

@@ -20,18 +20,9 @@ from ingot.kernels.tiles.int8_tiles import (
     small_int8_tiles,
     tile_outputs,
 )
-from tests.kernels.int8_case import int8_rows, int8_weight
+from tests.kernels.int8_case import LARGE_TILES, int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
-TILES = {
-    "BLOCK_M": 64,
-    "BLOCK_N": 32,
-    "BLOCK_K": 32,
-    "num_warps": 4,
-    "num_stages": 2,
-    "PIECES": 1,
-    "MORE_N": 0,
-}
 SHAPES = [(65, 33, 48), (130, 96, 64), (100, 40, 172), (66, 5, 1), (200, 70, 80)]
 KERNELS = IMPLEMENTATIONS[1:]
 MACHINE = Machine(132, True, True, 227 << 10)  # an H200
@@ -54,7 +45,7 @@ def test_sums_are_exact(
     impl: Implementation, rows: int, outputs: int, width: int, tiles: dict[str, int]
 ) -> None:
     x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
-    sums = int8_matmul_triton(x, weight, torch.int32, tiles=TILES | tiles)
+    sums = int8_matmul_triton(x, weight, torch.int32, tiles=LARGE_TILES | tiles)
     assert torch.equal(sums, int8_sums(x.values, weight.values))
 
 
@@ -72,7 +63,7 @@ def test_linear(
     weight = int8_weight(outputs, width, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3) if sums else None
     residual = normal(rows, outputs + 2, dtype=dtype, device=impl.device, seed=4)[:, :outputs]
-    tiles = {name: TILES[name] for name in ("BLOCK_N", "num_stages")} | {"num_warps": 4}
+    tiles = {name: LARGE_TILES[name] for name in ("BLOCK_N", "num_stages")} | {"num_warps": 4}
     y = impl(int8_linear)(x, weight, dtype, bias, residual if sums else None, tiles=tiles)
     wide = x.values.double() * x.scales.double().repeat_interleave(group, 1) if group else None
     wide = x.values.double() * x.scales.double()[:, None] if wide is None else wide
@@ -118,7 +109,7 @@ def test_descriptors_are_refused_where_they_cannot_be() -> None:
         int8_matmul_triton(x, weight, torch.float16, tiles={"TMA": 2})
     padded = Int8Weight(torch.nn.functional.pad(weight.values, (0, 4))[:, :172], weight.scales)
     rows = Int8Rows(torch.nn.functional.pad(x.values, (0, 4))[:, :172], x.scales)
-    sums = int8_matmul_triton(rows, padded, torch.int32, tiles=TILES | {"TMA": 2})
+    sums = int8_matmul_triton(rows, padded, torch.int32, tiles=LARGE_TILES | {"TMA": 2})
     assert torch.equal(sums, int8_sums(x.values, weight.values))
 
 

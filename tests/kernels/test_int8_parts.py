@@ -18,18 +18,9 @@ from ingot.kernels.tiles.int8_tiles import (
     large_int8_tiles,
     machine_of,
 )
-from tests.kernels.int8_case import int8_rows, int8_weight
+from tests.kernels.int8_case import LARGE_TILES, int8_rows, int8_weight
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, launched, normal
 
-TILES = {
-    "BLOCK_M": 64,
-    "BLOCK_N": 32,
-    "BLOCK_K": 32,
-    "num_warps": 4,
-    "num_stages": 2,
-    "PIECES": 1,
-    "MORE_N": 0,
-}
 SHAPES = [(65, 33, 48), (130, 96, 160), (100, 40, 172), (66, 5, 1)]  # of 2, 5, 6 steps and 1
 MACHINE = Machine(132, True, True, 227 << 10)  # an H200
 KERNELS = IMPLEMENTATIONS[1:]
@@ -47,7 +38,7 @@ def test_sums_are_exact(
 ) -> None:
     """In any number of parts, some without columns."""
     x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
-    sums = launched(int8_linear_parts)(x, weight, TILES | {"SPLITS": splits} | tiles)
+    sums = launched(int8_linear_parts)(x, weight, LARGE_TILES | {"SPLITS": splits} | tiles)
     assert isinstance(sums, Int8Sums)
     assert sums.parts.shape == (splits, rows, outputs)
     assert sums.parts.dtype == torch.int32
@@ -79,7 +70,7 @@ def test_groups_have_scales_of_their_own(
 def test_a_part_of_groups_is_the_product_of_its_columns(impl: Implementation) -> None:
     """Its own scales, in the order of the whole product, to the bit."""
     x, weight = int8_rows(70, 320, impl.device, 64), int8_weight(24, 320, impl.device)
-    tiles = TILES | {"BLOCK_N": 16}
+    tiles = LARGE_TILES | {"BLOCK_N": 16}
     parts = launched(int8_linear_parts)(x, weight, tiles | {"SPLITS": 2})
     assert isinstance(parts, torch.Tensor)
     for part, first, last in zip(parts, (0, 192), (192, 320), strict=True):
@@ -96,9 +87,9 @@ def test_parts_end_in_what_the_whole_product_gives(impl: Implementation) -> None
     stream, norm, bias = (
         normal(*n, dtype=torch.float32, device=impl.device) for n in ((70, 40), (40,), (40,))
     )
-    parts = launched(int8_linear_parts)(x, weight, TILES | {"SPLITS": 2})
+    parts = launched(int8_linear_parts)(x, weight, LARGE_TILES | {"SPLITS": 2})
     y, s = launched(sum_norm)(parts, stream, norm, 1e-6, bias)
-    expected_s = launched(int8_linear)(x, weight, torch.float32, bias, stream, tiles=TILES)
+    expected_s = launched(int8_linear)(x, weight, torch.float32, bias, stream, tiles=LARGE_TILES)
     torch.testing.assert_close(s, expected_s, rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(y, launched(rms_norm)(expected_s, norm, 1e-6)[0], rtol=1e-5, atol=1e-5)
 

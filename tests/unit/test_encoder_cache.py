@@ -16,6 +16,7 @@ from ingot.runtime.scheduling.kv_cache import BlockManager
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 from ingot.runtime.scheduling.scheduler import Scheduler
+from tests.unit.test_scheduler import run
 
 SIZE = 4  # of a block, of both caches
 NOTHING = torch.empty(0)
@@ -44,18 +45,6 @@ def request(name: str, prompt: int, *inputs: RequestInput, output: int = 3, **fi
 def scheduler(blocks: int = 64, encoder_blocks: int = 8, tokens: int = 64, budget: int = 100) -> Scheduler:
     encoders = EncoderCache(encoder_blocks, SIZE, budget)
     return Scheduler(BlockManager(blocks, SIZE), 8, tokens, encoders)
-
-
-def run(s: Scheduler) -> ScheduledBatch:
-    """One step: what was scheduled is computed, and who reached its end gets a token (or finishes)."""
-    step = s.schedule()
-    s.computed(step)
-    for item in step.requests:
-        if item.request.num_uncomputed == 0:
-            item.request.output_ids.append(7)
-            if item.request.num_tokens >= item.request.max_total_tokens:
-                s.finish(item.request)
-    return step
 
 
 def reported(step: ScheduledBatch) -> tuple[list[tuple[str, int]], list[str]]:

@@ -395,6 +395,17 @@ def alone(job: Job, max_seq_len: int) -> Any:
     return result if job.params is not None else executor.take_reading("r").kept
 
 
+def check_traffic(done: Traffic) -> None:
+    """Every answer is that of its request alone, and nothing is held at the end."""
+    for name, job in done.jobs.items():
+        expected = alone(job, done.executor.max_seq_len)
+        if job.params is None:
+            assert torch.equal(done.executor.take_reading(name).kept, expected), name
+        elif name not in done.aborted:
+            assert done.results[name] == expected, f"{name}: {job}"
+    check_empty(done.executor)
+
+
 @functools.cache
 @functools.cache
 def traffic(seed: int, run_ahead: bool, grammars: bool) -> Traffic:
@@ -418,14 +429,7 @@ MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(len(S
 def test_random_traffic_changes_no_answer_and_leaks_nothing(
     seed: int, run_ahead: bool, grammars: bool
 ) -> None:
-    done = traffic(seed, run_ahead, grammars)
-    for name, job in done.jobs.items():
-        expected = alone(job, done.executor.max_seq_len)
-        if job.params is None:
-            assert torch.equal(done.executor.take_reading(name).kept, expected), name
-        elif name not in done.aborted:
-            assert done.results[name] == expected, f"{name}: {job}"
-    check_empty(done.executor)
+    check_traffic(traffic(seed, run_ahead, grammars))
 
 
 def test_random_traffic_meets_everything() -> None:
