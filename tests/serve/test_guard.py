@@ -195,3 +195,13 @@ def test_events_are_kept_by_no_proxy() -> None:
     assert found[b"content-type"].split(b";")[0] == b"text/event-stream"
     assert (found[b"cache-control"], found[b"x-accel-buffering"]) == (b"no-cache", b"no")
     assert b"content-length" not in found
+
+
+def test_a_slash_at_the_end_of_a_path() -> None:
+    """Serves what the path without it does: a redirect would name http and lose what a proxy cut off."""
+    assert ask("/v1/models/", key="k", headers={"authorization": "Bearer k"})[::2] == (200, b"fine")
+    assert ask("/body/", "POST", {"content-type": "application/json"})[::2] == (200, b"{}")
+    assert ask("/health/", key="k")[::2] == (200, b"fine")
+    assert ask("/v1/models/", key="k")[0] == 401
+    for path in ("/", "//", "/v1/", "/nothing/"):
+        assert ask(path)[0] == 404

@@ -182,7 +182,7 @@ class EventStream(InParts):
 class Guard:
     """Checks in front of all routes: the size of the headers, the names of hosts, the key, and a bound on
     requests in flight, where the request whose body has been arriving longest makes room. HEAD is answered as
-    GET, without its body.
+    GET, without its body; a slash at the end of a path is passed over.
     """
 
     def __init__(
@@ -196,6 +196,8 @@ class Guard:
         self._wanted = None if api_key is None else api_key.lstrip(" ").encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         refusal = self._refusal(scope) if scope["type"] == "http" else None
         if refusal is not None:
             await error_answer(refusal)(scope, receive, send)
