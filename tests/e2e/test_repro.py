@@ -26,8 +26,10 @@ from ingot.errors import (
 )
 from ingot.layers import mlp as mlps
 from ingot.layers import norm as norms
+from ingot.layers.linear import linears
 from ingot.proof import repro_layer
 from ingot.proof.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_layer import built_layer
 from ingot.proof.repro_run import capture_layer, relative_l2, replay
 from tests.e2e.mixed import Make
 from tests.e2e.terminal import ingot
@@ -120,6 +122,20 @@ def test_weights_are_stored_as_in_the_engine(folders: dict[str, Path], tmp_path:
     assert {f"layers.1.{name}" for name in bundle.weights} == {n for n in stored if n.startswith("layers.1.")}
     assert all(torch.equal(t, stored[f"layers.1.{n}"]) for n, t in bundle.weights.items())
     assert {t.dtype for t in bundle.weights.values()} == {torch.float16}
+
+
+def test_a_cpu_multiplies_by_what_the_engine_does(tmp_path: Path) -> None:
+    """Weights of 16 bits stay so under sums in fp32, packed as the engine's are."""
+    save_model(tiny_config("llama", hidden_size=64, intermediate_size=128), tmp_path / "tiny", seed=3)
+    llm = LLM(build(tmp_path / "tiny", tmp_path / "engine", dtype="bf16", device="cpu"), "cpu")
+    bundle = capture_layer(llm, IDS, 1)
+    layer = built_layer(bundle, CPU, torch.float32)
+    forms = [
+        [(type(one.scheme), getattr(one.scheme, "stored_dtype", None)) for one in linears(model).values()]
+        for model in (layer, llm.engine.model.layers[1])
+    ]
+    assert forms[0] == forms[1]
+    assert {dtype for _, dtype in forms[0]} == {torch.bfloat16}
 
 
 def test_capture_changes_nothing(make: Make) -> None:
