@@ -41,10 +41,10 @@ OPS: dict[str, TunableOp] = {
     "layer_norm": TunableOp(("num_warps", "OVERLAP"), (ROWS, "h")),
     "rope_kv_write": TunableOp(("BLOCK_HEADS", "num_warps", "OVERLAP"), (ROWS, *_HEADS)),
     "silu_mul": TunableOp(("BLOCK_I", "num_warps", "OVERLAP"), (ROWS, "i")),
-    "paged_attention": TunableOp(  # AXIS and MERGE where query heads share keys
+    "paged_attention": TunableOp(  # AXIS, MERGE and EARLY where query heads share keys
         (
-            *("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE", "PREFETCH", "num_warps", "num_stages"),
-            "OVERLAP",
+            *("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE", "EARLY", "PREFETCH"),
+            *("num_warps", "num_stages", "OVERLAP"),
         ),
         (ROWS, *_HEADS),
     ),

@@ -122,7 +122,7 @@ COUNTS = frozenset(
     {"AHEAD", "DIRECT", "GROUPS", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"}
 )
 OFF_AT_0 = frozenset(
-    {"AHEAD", "DIRECT", "EXACT", "FRAGMENTS", "MORE_N", "PIECE", "PREFETCH", "PROGRAMS", "WIDE"}
+    {"AHEAD", "DIRECT", "EARLY", "EXACT", "FRAGMENTS", "MORE_N", "PIECE", "PREFETCH", "PROGRAMS", "WIDE"}
 )
 
 

@@ -127,7 +127,7 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(packed_tiles_module, "_resolved", packed_tiles_module._resolved.__wrapped__)
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
-    cases = (((8, 0, False), [4, 4, 4, 4, 4, 4], [8, 4, 4, 4, 2, 2]),)
+    cases = (((8, 0, False), [4, 4, 4, 4, 4, 4], [8, 4, 4, 4, 4, 4]),)
     cases += (((4, 128, True), [8, 8, 4, 4, 4, 4], [4, 4, 4, 4, 2, 2]),)
     for form, natural, ordered in cases:
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels.attention import paged_stream
+from ingot.kernels.tiles import stream_tiles as rules
 from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
 from tests.kernels.flat_calls import paged_stream_triton
+from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import DTYPES, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -132,28 +135,100 @@ def test_slices_of_larger_tensors_and_an_empty_batch(device: str) -> None:
     assert paged_stream_triton(q[:0], *where(case, slice(0, 0)), 0.2, 0).shape == (0, 2, 32)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter alone stops at the wait")
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("block_size", [8, 32], ids=["tiles over blocks", "tiles in blocks"])
+def test_before_the_wait_no_newest_key_is_read(
+    monkeypatch: pytest.MonkeyPatch, axis: int, block_size: int
+) -> None:
+    """The kernel before writes queries and the newest keys: until a program waits these are NaN. (On a GPU
+    test_on_gpu.py sees that the tiles after the first, which the compiler asks for as early, have none.)
+    """
+    lengths = [5, 0, 290, 64, 1, 17, 16, 49, 33]
+    case = paged_case(lengths, kv_heads=2, head_dim=16, block_size=block_size, dtype=torch.float16)
+    q = normal(len(lengths), 4, 16, dtype=torch.float16)
+    tiles = {"BLOCK_N": 16, "MIN_SPLIT": 32, "AXIS": axis, "MERGE": 2}
+    launch = (*where(case), 0.25, 3 * max(lengths), 0)
+    wanted = paged_stream_triton(q, *launch, tiles | {"OVERLAP": 1}, programs=2)
+    places = [(int(case.block_tables[row, (n - 1) // block_size]), (n - 1) % block_size)
+              for row, n in enumerate(lengths) if n]  # fmt: skip
+    written = [q, *(cache[block, :, place] for cache in where(case)[:2] for block, place in places)]
+    values = [tensor.clone() for tensor in written]
+    waits: list[int] = []
+
+    def start(overlap: Any) -> None:
+        waits.append(0)
+        for tensor in written:
+            tensor.fill_(math.nan)
+
+    def arrive(overlap: Any) -> None:
+        waits[-1] += 1
+        for tensor, value in zip(written, values, strict=True):
+            tensor.copy_(value)
+
+    monkeypatch.setattr(paged_stream, "start_next", start)
+    monkeypatch.setattr(paged_stream, "wait_for_previous", arrive)
+    found = paged_stream_triton(q, *launch, tiles | {"OVERLAP": 4, "EARLY": 1}, programs=2)
+    assert torch.equal(found, wanted)
+    assert 0 not in waits, "every program waits: the next kernel relies on that"
+
+
+class Caught(Exception):
+    """A launch that was not made."""
+
+
+@pytest.mark.parametrize(
+    ("tiles", "narrow", "early"),
+    [({}, False, 2), ({"EARLY": 0}, False, 0), ({"OVERLAP": 2}, False, 0), ({}, True, 0)],
+    ids=["few pairs", "not asked for", "after the wait", "8 bits"],
+)
+def test_tiles_that_are_read_before_the_wait(
+    monkeypatch: pytest.MonkeyPatch, tiles: dict[str, int], narrow: bool, early: int
+) -> None:
+    """As many as are in flight, by a launch that reads keys of 16 bits before it waits at all."""
+
+    class Catcher:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def launch(*unused: Any, EARLY: int, **constants: Any) -> None:
+                raise Caught(EARLY)
+
+            return launch
+
+    monkeypatch.setattr(paged_stream, "paged_stream_kernel", Catcher())
+    monkeypatch.setattr(rules, "overlaps", lambda device: True)
+    case: Any = paged_case([9], kv_heads=2, head_dim=16, block_size=16, dtype=torch.float16)
+    if narrow:
+        case = narrow_case(case, torch.int8)
+    q = torch.zeros(1, 4, 16, dtype=torch.float16)
+    scales = {"scales": case.scales} if narrow else {}
+    with pytest.raises(Caught) as caught:
+        paged_stream_triton(q, *where(case), 0.2, 9, tiles={"EARLY": 1} | tiles, **scales)
+    assert caught.value.args == (early,)
+
+
 @pytest.mark.parametrize(
     ("itemsize", "pairs", "expected"),
     [
-        (2, 8, (64, 64, 64, 1, 1, 64)),
-        (2, 16, (64, 64, 64, 1, 1, 32)),
-        (2, 32, (64, 8, 256, 1, 2, 8)),
-        (2, 64, (64, 4, 256, 1, 2, 4)),
-        (2, 128, (64, 4, 256, 1, 2, 2)),
-        (2, 256, (64, 4, 2048, 1, 2, 1)),
-        (2, 512, (32, 4, 2048, 1, 2, 1)),
-        (1, 32, (64, 64, 128, 2, 1, 4)),
-        (1, 64, (64, 64, 256, 1, 2, 4)),
-        (1, 512, (64, 64, 128, 1, 2, 1)),
+        (2, 8, (64, 64, 64, 1, 1, 1, 64)),
+        (2, 16, (64, 64, 64, 1, 1, 1, 32)),
+        (2, 32, (64, 8, 256, 1, 2, 0, 8)),
+        (2, 64, (64, 4, 256, 1, 2, 0, 4)),
+        (2, 128, (64, 4, 256, 1, 2, 0, 2)),
+        (2, 256, (64, 4, 2048, 1, 2, 0, 1)),
+        (2, 512, (32, 4, 2048, 1, 2, 0, 1)),
+        (1, 8, (64, 64, 128, 2, 1, 0, 16)),
+        (1, 32, (64, 64, 128, 2, 1, 0, 4)),
+        (1, 64, (64, 64, 256, 1, 2, 0, 4)),
+        (1, 512, (64, 64, 128, 1, 2, 0, 1)),
     ],
 )
 def test_tiles_and_programs_follow_the_pairs(itemsize: int, pairs: int, expected: tuple[int, ...]) -> None:
     tiles = stream_tiles(pairs, 128, itemsize, torch.device("cpu"), 2)
-    names = ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE")
+    names = ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE", "EARLY")
     assert (*(tiles[name] for name in names), pair_programs(pairs, itemsize)) == expected
 
 
-@pytest.mark.parametrize("tiles", [{"AXIS": 4}, {"MERGE": 4}, {"OVERLAP": 8}, {"PROGRAMS": 1}])
+@pytest.mark.parametrize("tiles", [{"AXIS": 4}, {"MERGE": 4}, {"OVERLAP": 8}, {"EARLY": 2}, {"PROGRAMS": 1}])
 def test_refused(tiles: dict[str, int]) -> None:
     case = paged_case([3], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float16)
     with pytest.raises(IngotError, match="tile"):

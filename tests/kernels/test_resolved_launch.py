@@ -76,17 +76,28 @@ def test_the_first_choice_that_fits_is_taken() -> None:
     wide = [chosen("dense", 8, size)["PREFETCH"] for size in (6143, 6144, 8191, 8192)]
     assert wide == [1, 256, 256, 1]
     assert [chosen("dense", 64, size)["num_stages"] for size in (6143, 6144, 8192)] == [5, 8, 5]
-    assert [chosen("dense", 8, size)["BLOCK_N"] for size in (28671, 28672, 32768)] == [64, 128, 64]
+    assert [chosen("dense", 8, size)["BLOCK_N"] for size in (24575, 24576, 32768)] == [64, 128, 64]
     halves = [chosen("dense_parts", 64, size)["SPLITS"] for size in (4095, 4096, 8193, 14336)]
     assert halves == [4, 2, 4, 2]
     assert chosen("dense", 9, 65535) == chosen("dense", 16, 16384) != chosen("dense", 16, 65536)
     copied = chosen("packed_8_bits", 64, 22016, lambda tiles: not tiles["DIRECT"])
     assert (copied["BLOCK_N"], copied["AHEAD"], copied["DIRECT"]) == (64, 2, 0)
+    joined = [chosen("dense_parts", 8, size)["SPLITS"] for size in (11008, 12288, 14336)]
+    assert joined == [8, 4, 8]
+    gates = [chosen("packed_8_bits", rows, 28672) for rows in (128, 129)]
+    assert [(tiles["BLOCK_T"], tiles["BLOCK_N"]) for tiles in gates] == [(128, 256), (256, 128)]
     assert [tiles["BLOCK_N"] for tiles in listed("try_dense", 8)] == [64, 32, 64, 64]
     assert listed("try_dense", 32) == listed("try_dense", 64)
 
 
 META = torch.device("meta")
+
+
+@pytest.mark.parametrize(("outputs", "programs"), [(4096, 4), (6144, 8), (8192, 4), (12288, 4), (28672, 8)])
+def test_programs_of_one_row(outputs: int, programs: int) -> None:
+    assert small_tiles(1, WeightShape(outputs, 4096), 2, META)["PROGRAMS"] == programs
+
+
 WHISPER = [384, 512, 768, 1024, 1280]
 
 

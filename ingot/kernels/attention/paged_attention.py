@@ -183,10 +183,10 @@ def paged_attention(
         sequences: with one query per request.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (least tokens per split), ``OVERLAP``
             (launch_overlap.py; 4, the default where it exists: also read seq_lens, block_tables and, without
-            groups, all keys but each request's newest before the wait, allowed if no kernel has written them
-            since the last launch without overlap), ``num_warps``, ``num_stages``; without groups ``PREFETCH``
-            (1: load a tile while the one before is computed), with groups ``AXIS`` and ``MERGE``
-            (paged_stream.py).
+            groups or with ``EARLY``, all keys but each request's newest before the wait, allowed if no kernel
+            has written them since the last launch without overlap), ``num_warps``, ``num_stages``; without
+            groups ``PREFETCH`` (1: load a tile while the one before is computed), with groups ``AXIS``,
+            ``MERGE`` and ``EARLY`` (paged_stream.py).
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a CUDA stream. Without it each call that splits makes its own, one more launch.
 

@@ -184,6 +184,7 @@ def paged_stream_kernel(
     BITS: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """A run of spans of one key-value head, grid (num_kv_heads, batch, programs per pair).
 
@@ -192,7 +193,9 @@ def paged_stream_kernel(
     AXIS 1: queries are the rows of both products; 0: keys, and channels of the output (wgmma needs 64 rows).
     The block of the next tile is looked up one tile early, so that no load waits for another. Programs past a
     request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table entry
-    before the wait: allowed if no kernel has written them since the last launch without overlap.
+    before the wait, and the first tiles, unless the newest key, which the previous kernel may write, is among
+    EARLY of them (0: none is read): allowed if no kernel has written what is read since the last launch
+    without overlap.
 
     With scales keys and values are in 8 bits: scores are multiplied by their key's scale, weights by their
     value's as a share of ``unit``, the largest so far, so that they stay below 1 and fit 16 bits.
@@ -214,19 +217,26 @@ def paged_stream_kernel(
     end = tl.minimum(start + run * length, seq_len)
     table_ptr = tables_ptr + request * table_stride
     block = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
-    if OVERLAP >= 4:
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    if EARLY > 0:
+        if (end == seq_len) & (end - start <= EARLY * BLOCK_N):
+            wait_for_previous(OVERLAP)
+    elif OVERLAP >= 4:
         wait_for_previous(OVERLAP)
     group, cols, order = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     head_row = (request * tl.num_programs(0) + kv_head) * GROUP
     q_rows = tl.expand_dims((kv_head * GROUP + group) * HEAD_DIM, AXIS)
     q_mask = tl.expand_dims(group < GROUP, AXIS) & tl.expand_dims(cols < HEAD_DIM, 1 - AXIS)
-    q = tl.load(q_ptr + request * q_stride + q_rows + tl.expand_dims(cols, 1 - AXIS), mask=q_mask, other=0.0)
+    q_places = q_ptr + request * q_stride + q_rows + tl.expand_dims(cols, 1 - AXIS)
+    if EARLY > 0:
+        q = tl.zeros(q_places.shape, dtype=q_ptr.dtype.element_ty)
+    else:
+        q = tl.load(q_places, mask=q_mask, other=0.0)
     top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
     total = tl.zeros([BLOCK_G], dtype=tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
     key_ptr += kv_head * head_stride
     value_ptr += kv_head * head_stride
-    NARROW: tl.constexpr = key_scale_ptr is not None
     if NARROW:
         key_scale_ptr += kv_head * (head_stride // HEAD_DIM)
         value_scale_ptr += kv_head * (head_stride // HEAD_DIM)
@@ -255,6 +265,12 @@ def paged_stream_kernel(
                                   HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
         else:
             k = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
+        if EARLY > 0:
+            if tile == start:
+                wait_for_previous(OVERLAP)
+                q = tl.load(q_places, mask=q_mask, other=0.0)
+            else:
+                q = tl.load(q_places, mask=q_mask & (tile < start), other=q)  # keeps the layout
         seen = tile + order < end
         if HAS_WINDOW:
             seen = seen & (tile + order >= first)
@@ -334,7 +350,7 @@ def paged_stream_triton(
     pairs = next_power_of_two(batch) * num_kv_heads
     sizes = (cache.keys.element_size(), q.device, q.element_size())
     choice = merge_tiles(stream_tiles(pairs, head_dim, *sizes), tiles)
-    for name, allowed in (("AXIS", (1, 2)), ("MERGE", (1, 2)), ("OVERLAP", (1, 2, 4))):
+    for name, allowed in (("AXIS", (1, 2)), ("MERGE", (1, 2)), ("OVERLAP", (1, 2, 4)), ("EARLY", (0, 1))):
         if choice[name] not in allowed:
             raise KernelArgumentError(f"tile {name} is out of range", seen=choice[name], allowed=allowed)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
@@ -344,6 +360,7 @@ def paged_stream_triton(
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
     num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
     programs = pair_programs(pairs, sizes[0]) if programs is None else programs
+    early = choice["EARLY"] > 0 and choice["OVERLAP"] == 4 and cache.scales is None
     sharing = min(max(programs, most_programs(num_splits, visible)), num_splits)
     factor, cap = score_factors(scale, softcap)
     shared = {
@@ -376,6 +393,7 @@ def paged_stream_triton(
         CAP=cap,
         ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
+        EARLY=choice["num_stages"] if early else 0,
         num_stages=choice["num_stages"],
         **shared,
         **launch_options(choice, q.device),

@@ -151,7 +151,8 @@ def _one_row(weight: Shaped, device: torch.device) -> Tiles:
         tiles = {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 2, "PROGRAMS": 8}
     else:
         rows = min(max(8192 // whole, 2), 16, most)
-        warps, programs = (8, 4) if out_features < 8192 else (4, 8 if out_features >= 28672 else 4)
+        warps, programs = (8, 4) if out_features < 8192 else (4, 4)
+        programs = 8 if out_features >= 28672 or 6144 <= out_features < 8192 else programs
         tiles = {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": programs}
     common = {"BLOCK_T": 1, "FRAGMENTS": 0, "PREFETCH": 1, "num_stages": 1}
     return tiles | common | {"OVERLAP": 2 if overlaps(device) else 1}

@@ -35,10 +35,10 @@ def stream_tiles(
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     block, half = (max(min(size // row_bytes, 64), 16) for size in (TILE_BYTES, TILE_BYTES // 2))
     tiles = {"BLOCK_N": block, "MAX_SPLITS": 64, "MIN_SPLIT": 256, "AXIS": 1, "MERGE": 2}
-    tiles |= {"OVERLAP": 4 if overlaps(device) else 1, "num_warps": 2, "num_stages": 3}
+    tiles |= {"OVERLAP": 4 if overlaps(device) else 1, "EARLY": 0, "num_warps": 2, "num_stages": 3}
     if itemsize == 2:
         if pairs <= FEW_PAIRS:
-            tiles |= {"MIN_SPLIT": 64, "MERGE": 1, "num_warps": 4, "num_stages": 2}
+            tiles |= {"MIN_SPLIT": 64, "MERGE": 1, "EARLY": 1, "num_warps": 4, "num_stages": 2}
         else:
             most = max(PROGRAMS // pairs, LEAST_SPANS)
             tiles |= {"MAX_SPLITS": most, "BLOCK_N": block if pairs <= MANY_PAIRS else half}

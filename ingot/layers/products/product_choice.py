@@ -42,7 +42,7 @@ NONE = frozenset[str]()
 # matrix library. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
 Table = Sequence[tuple[int, frozenset[str]]]
 DENSE_ROWS: Table = ((32, ALL), (MAX_ROWS, ALL - {"qkv"}))
-SMALL_QKV = range(6144, 8192)  # outputs of a QKV product that is small up to MAX_ROWS, if it places its heads
+SMALL_QKV = range(6144, 8192)  # outputs of a QKV product that is small up to MAX_ROWS
 # The same for weights of fewer bits; others up to PACKED_ROWS are by packed_matmul, and more multiply as
 # modules, with widened weights. Measured likewise: benchmarks/narrow_variants.py.
 NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
@@ -151,7 +151,7 @@ class ProductChooser:
         dense = linear.stored().bits == 16
         places = self.cache.scales is None and not self.config.qk_norm
         small = name in small_products(rows, self._table(linear, dense=dense))
-        if name == "qkv" and dense and places and self.dense is DENSE_ROWS and rows <= MAX_ROWS:
+        if name == "qkv" and dense and self.dense is DENSE_ROWS and rows <= MAX_ROWS:
             small |= linear.out_features in SMALL_QKV
         if small or (not dense and rows <= MAX_ROWS and not self._unpacks(linear)):
             return SmallProduct(
