@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +213,49 @@ def warmed(llm: LLM) -> None:
     llm._calls.loop.between_steps(work)
 
 
-def main() -> None:
+class Traffic:
+    """Runs of a warmed model, each with new random prompts."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.scheduler = llm, llm.executor.scheduler
+        self.load, self.seeds = mixed(REQUESTS), PromptSource(126000)
+        self.started = 0.0
+        self.rows: list[dict[str, Any]] = []  # of the watched run's steps
+
+    def run(self, asks: Any) -> float:
+        """Seconds of greedy answers."""
+        prompts = self.seeds.prompts(asks)
+        params = [
+            SamplingParams(max_new_tokens=one.new_tokens, ignore_eos=True, temperature=0.0) for one in asks
+        ]
+        self.started = time.perf_counter()
+        self.llm.generate(prompts, params)
+        return time.perf_counter() - self.started
+
+    def first_tokens(self, count: int, tokens: int) -> dict[str, float]:
+        """Milliseconds to the first launch, and to all first tokens."""
+        with Watch() as watch:
+            seconds = self.run(fixed(count, tokens, 1).asks)
+        front = watch.first_launch - self.started
+        return {"front_ms": round(1e3 * front, 2), "ms": round(1e3 * seconds, 2)}
+
+    def watched(self) -> dict[str, Any]:
+        """The mixed load, step by step."""
+        with Watch() as watch:
+            seconds = self.run(self.load.asks)
+        self.rows = rows = watch.table()
+        first = [[row["tokens"], row["decodes"], row["gpu_ms"], row["wait_ms"]] for row in rows[:14]]
+        facts = {"tok_s": round(self.load.new_tokens / seconds), "seconds": round(seconds, 3), "first": first}
+        return facts | summary(rows)
+
+    def rate(self, budgets: str = "") -> int:
+        """Tokens per second of the mixed load, from now on with these budgets, if any."""
+        if budgets:
+            self.scheduler.token_budget, self.scheduler.prompt_budget = map(int, budgets.split(":"))
+        return round(self.load.new_tokens / self.run(self.load.asks))
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--quant")
@@ -218,9 +263,13 @@ def main() -> None:
     parser.add_argument("--variants", default="", help="token_budget:prompt_budget, separated by commas")
     parser.add_argument("--until", type=float, default=1e9, help="seconds after which no run begins")
     parser.add_argument("--json", type=Path, required=True)
-    args = parser.parse_args()
-    begun = time.perf_counter()
-    found: dict[str, Any] = {"layers": args.layers, "quant": args.quant, "torch": torch.__version__}
+    return parser.parse_args()
+
+
+def main() -> None:
+    args, begun = parsed(), time.perf_counter()
+    found: dict[str, Any] = {"command": shlex.join(["python", *sys.argv])}
+    found |= {"layers": args.layers, "quant": args.quant, "torch": torch.__version__}
     found |= {"card": torch.cuda.get_device_name(), "machine": machine(torch.device("cuda"))}
     print(found["card"], flush=True)
 
@@ -232,55 +281,18 @@ def main() -> None:
     llm = model(args.layers, args.quant, args.prompt_budget)
     note("loaded", round(time.perf_counter() - begun, 1))
     warmed(llm)
-    scheduler = llm.executor.scheduler
-    note("warmed", {"budgets": [scheduler.token_budget, scheduler.prompt_budget]})
-    load, seeds = mixed(REQUESTS), PromptSource(126000)
-
-    started = 0.0
-
-    def run(asks: Any) -> float:
-        prompts = seeds.prompts(asks)
-        params = [
-            SamplingParams(max_new_tokens=one.new_tokens, ignore_eos=True, temperature=0.0) for one in asks
-        ]
-        nonlocal started
-        started = time.perf_counter()
-        llm.generate(prompts, params)
-        return time.perf_counter() - started
-
-    def first_tokens(count: int, tokens: int) -> dict[str, float]:
-        """Milliseconds to the first launch, and to all first tokens."""
-        with Watch() as watch:
-            seconds = run(fixed(count, tokens, 1).asks)
-        front = watch.first_launch - started
-        return {"front_ms": round(1e3 * front, 2), "ms": round(1e3 * seconds, 2)}
-
-    def watched() -> dict[str, Any]:
-        with Watch() as watch:
-            seconds = run(load.asks)
-        rows = watch.table()
-        found["rows"] = [list(row.values()) for row in rows]
-        first = [[row["tokens"], row["decodes"], row["gpu_ms"], row["wait_ms"]] for row in rows[:14]]
-        facts = {"tok_s": round(load.new_tokens / seconds), "seconds": round(seconds, 3), "first": first}
-        return facts | summary(rows)
-
-    def rate() -> int:
-        return round(load.new_tokens / run(load.asks))
-
-    def budgets(text: str) -> list[int]:
-        scheduler.token_budget, scheduler.prompt_budget = map(int, text.split(":"))
-        return [rate()]
-
-    run([ask.__class__(ask.prompt_tokens, 2) for ask in load.asks])
+    traffic = Traffic(llm)
+    budgets = [traffic.scheduler.token_budget, traffic.scheduler.prompt_budget]
+    note("warmed", {"budgets": budgets})
+    traffic.run([ask.__class__(ask.prompt_tokens, 2) for ask in traffic.load.asks])
+    plain = ":".join(map(str, budgets))
     tries: list[tuple[str, Callable[[], Any]]] = [
-        ("64 x 512", lambda: [first_tokens(64, 512) for _ in range(4)]),
-        ("watched", watched),
-        ("tok_s", rate),
+        ("64 x 512", lambda: [traffic.first_tokens(64, 512) for _ in range(4)]),
+        ("watched", traffic.watched),
+        ("tok_s", traffic.rate),
+        *((text, partial(traffic.rate, text)) for text in args.variants.split(",") if text),
+        (f"{plain} again", partial(traffic.rate, plain)),
     ]
-    plain = f"{scheduler.token_budget}:{scheduler.prompt_budget}"
-    for text in [one for one in args.variants.split(",") if one]:
-        tries.append((text, lambda text=text: budgets(text)))  # type: ignore[misc]
-    tries.append((f"{plain} again", lambda: budgets(plain)))
     for name, call in tries:
         if time.perf_counter() - begun > args.until:
             print("no time for", name, flush=True)
@@ -289,6 +301,7 @@ def main() -> None:
             note(name, call())
         except Exception as error:  # one failure does not lose the rest
             note(name, repr(error)[:300])
+    note("rows", [list(row.values()) for row in traffic.rows])
 
 
 if __name__ == "__main__":

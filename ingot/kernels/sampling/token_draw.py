@@ -160,11 +160,8 @@ def draw(
         DeviceError: not on a GPU.
     """
     _expect_logits(logits)
-    rows = (logits.shape[0],)
-    for name, tensor in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
-        expect(name, tensor, rows, like=logits, dtype=torch.float64)
-    for name, tensor in (("top_k", top_k), ("seed", seed), ("step", step)):
-        expect(name, tensor, rows, like=logits, dtype=torch.int64)
+    _expect_per_row(logits, torch.float64, temperature=temperature, top_p=top_p, min_p=min_p)
+    _expect_per_row(logits, torch.int64, top_k=top_k, seed=seed, step=step)
     if not runs_on_gpu(logits):
         what = "this kernel samples on a GPU only; elsewhere the runtime's sampler does"
         raise DeviceError(what, seen=logits.device, allowed="cuda")
@@ -194,12 +191,17 @@ def draw(
         cut_grid = _grid(count, num_tiles, choice["CUT_PROGRAMS"])
         launch(bin_scores_kernel, cut_grid, "BIN_WARPS")
         launch(list_scores_kernel, cut_grid, "BIN_WARPS")
-        launch(find_cut_kernel, rows, "CUT_WARPS")
+        launch(find_cut_kernel, (count,), "CUT_WARPS")
     launch(tile_weights_kernel, grid)
-    launch(pick_token_kernel, rows)
+    launch(pick_token_kernel, (count,))
     return token_ids, values
 
 
 def _expect_logits(logits: torch.Tensor) -> None:
     expect_rows("logits", logits)
     expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)
+
+
+def _expect_per_row(logits: torch.Tensor, dtype: torch.dtype, **tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        expect(name, tensor, (logits.shape[0],), like=logits, dtype=dtype)

@@ -6,7 +6,7 @@ A GPU has two host buffers, used in turn: one step's may be read while the next 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import is_, itemgetter
@@ -99,6 +99,7 @@ class StepBuffer:
         self._tile_parts = tile_parts
         self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
+        # Values of 8 and of 4 bytes by name, and the shapes of tables among them.
         eight = dict.fromkeys(TOKEN_ROWS, num_tokens) | {"logits_indices": num_logits}
         num_draws = num_logits if encoded_positions else num_requests  # probes draw, too
         eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_draws)
@@ -117,15 +118,31 @@ class StepBuffer:
             most = max(tile_list_length(num_tokens, num_requests, tile_rows), tile_parts)
             tables["tile_list"] = (most, 4)
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
+        self._allocate(eight, four, num_requests, device)
+        self._divide(eight, four, tables)
+        # Never uploaded: the kernels that count in it leave it at zero.
+        counts = max(num_requests * num_kv_heads, TARGET_PROGRAMS if tile_parts else 0)
+        self._arrivals = torch.zeros(counts, dtype=torch.int32, device=device) if counts else None
+        self._turn = 0
+
+    def _allocate(
+        self, eight: Mapping[str, int], four: Mapping[str, int], num_requests: int, device: torch.device
+    ) -> None:
+        """The host's buffers and the device's; a CPU's step reads the host's."""
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())
         self._sides = [_StepSide(size, on_gpu, num_requests) for _ in range(2 if on_gpu else 1)]
         first = self._sides[0].memory
         self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else first
-        self._views = {}
+
+    def _divide(
+        self, eight: Mapping[str, int], four: Mapping[str, int], tables: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """Name the buffers' parts, values of 8 bytes first, and the blocks that a step writes at once."""
+        self._views: dict[str, torch.Tensor] = {}
         start = 0
         ends: dict[str, int] = {}
-        for name, count in (eight | four).items():
+        for name, count in (*eight.items(), *four.items()):
             dtype = torch.float64 if name in ROW_DOUBLES else torch.int64 if name in eight else torch.int32
             end = start + count * dtype.itemsize
             self._views[name] = self._device[start:end].view(dtype)
@@ -141,10 +158,6 @@ class StepBuffer:
             self._views[name] = self._views[name].view(shape)
             for side in self._sides:
                 side.arrays[name] = side.arrays[name].reshape(shape)
-        # Never uploaded: the kernels that count in it leave it at zero.
-        counts = max(num_requests * num_kv_heads, TARGET_PROGRAMS if tile_parts else 0)
-        self._arrivals = torch.zeros(counts, dtype=torch.int32, device=device) if counts else None
-        self._turn = 0
 
     @property
     def host(self) -> dict[str, np.ndarray]:
