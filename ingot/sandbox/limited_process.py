@@ -68,6 +68,7 @@ class LimitedProcess:
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._ended = False
+        _all.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +132,18 @@ class LimitedProcess:
         if self._running is not None:
             self._running.end()
             self._running = None
+
+
+_all: weakref.WeakSet[LimitedProcess] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    """In a fork: the thread that held a lock when the process forked is not there."""
+    for one in list(_all):
+        one._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,3 +162,20 @@ def test_a_step_of_the_last_placeholder_alone_has_its_row() -> None:
     assert spliced is not None
     assert spliced.tolist() == [[3, 7][place // 4] * 4 + place % 4]
     assert inputs(both, last + 1).spliced is None
+
+
+@pytest.mark.parametrize("what", ["inputs", "rows"])
+def test_a_fork_reads_inputs_in_threads_of_its_own(what: str) -> None:
+    """Those of the process that forked are not there."""
+    read = rules().read if what == "inputs" else RowRules(SIZE, torch.float32, rotated=False, taken=True).read
+    for _ in range(4):
+        read(torch.ones(2, SIZE), 0).content.result()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            found = [read(torch.ones(2, SIZE), 0).content.result(timeout=5) for _ in range(8)]
+            status = 0 if len(found) == 8 else 1
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0

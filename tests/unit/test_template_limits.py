@@ -253,6 +253,23 @@ def test_a_fork_has_a_process_of_its_own() -> None:
     assert chat.prompt_text(user("parent")) == "parent"
 
 
+def test_a_fork_does_not_wait_for_a_thread_that_it_lacks() -> None:
+    """One that asks when the process forks."""
+    chat = jinja("{{ messages[0].content }}")
+    assert chat._sandbox._lock.acquire()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(10)
+            status = 0 if chat.prompt_text(user("child")) == "child" else 1
+            chat._sandbox.close()
+        finally:
+            os._exit(status)
+    chat._sandbox._lock.release()
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_what_the_owner_did_to_signals_does_not_matter() -> None:
     """A thread that blocks SIGPROF hands the mask down; the limit holds all the same."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -73,7 +74,7 @@ class RowRules:
                 allowed=f"[at least 1, {self.hidden_size}]",
                 fix="the embeddings: one row for each place in the prompt",
             )
-        content = _threads().submit(self._content, tensor.to(torch.float32))
+        content = _threads(os.getpid()).submit(self._content, tensor.to(torch.float32))
         return RequestInput(content, len(tensor), place, tokens=len(tensor), encodes=False)
 
     def _content(self, given: torch.Tensor) -> Content:
@@ -110,5 +111,6 @@ def rows_of(step: ScheduledBatch, spliced: Spliced | None, device: torch.device)
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Of this process: a fork lacks those of the other."""
     return ThreadPoolExecutor(2, "ingot-rows")

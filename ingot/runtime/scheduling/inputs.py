@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ class InputRules:
             )
         content: Future[Content] = Future()
         if name is None:
-            content = _threads().submit(_content, tensor)
+            content = _threads(os.getpid()).submit(_content, tensor)
         else:
             content.set_result(Content(tensor.float(), name))
         return RequestInput(content, positions, place, tokens=positions if self.model.splices else 0)
@@ -184,7 +185,8 @@ def _content(tensor: torch.Tensor) -> Content:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Of this process: a fork lacks those of the other."""
     return ThreadPoolExecutor(min(_MOST_THREADS, usable_processors()), "ingot-input")
 
 
