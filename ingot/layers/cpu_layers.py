@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ingot.config.decoder_config import DecoderConfig
-from ingot.kernels.cpu.layer_words import LAYER_WORDS, SHARED_WORDS, CacheShape, LayerShape
+from ingot.kernels.cpu.layer_words import LAYER_WORDS, SHARED_WORDS, CacheShape, CpuLayerShape
 from ingot.kernels.cpu.layers_text import layers_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
 from ingot.kernels.cpu.panel_packing import LANES, PanelPacking
@@ -43,7 +43,7 @@ class CpuLayers:
     """
 
     def __init__(
-        self, decoder: Decoder, caches: Sequence[LayerCache], shape: LayerShape, panels: list[list[Panels]]
+        self, decoder: Decoder, caches: Sequence[LayerCache], shape: CpuLayerShape, panels: list[list[Panels]]
     ) -> None:
         self._decoder, self._caches, self._shape, self._panels = decoder, caches, shape, panels
         self._packings = tuple(one.packing for one in panels[0])
@@ -206,7 +206,7 @@ def _products(layer: DecoderLayer) -> list[Linear]:
     return [attention.qkv_proj, attention.o_proj, *crossed, up, mlp.down_proj]
 
 
-def _shape(decoder: Decoder, caches: Sequence[LayerCache]) -> LayerShape | None:
+def _shape(decoder: Decoder, caches: Sequence[LayerCache]) -> CpuLayerShape | None:
     config = decoder.config
     own, encoded = _cache_shape(caches[0]), _cache_shape(caches[0].encoded)
     if not _plain(config) or decoder.dtype != torch.float32 or own is None:
@@ -214,7 +214,7 @@ def _shape(decoder: Decoder, caches: Sequence[LayerCache]) -> LayerShape | None:
     if config.crosses and encoded is None:
         return None
     assert config.mlp != "gelu_tanh_gated"
-    return LayerShape(
+    return CpuLayerShape(
         hidden=config.hidden_size,
         inner=config.intermediate_size,
         heads=config.num_heads,
@@ -248,7 +248,7 @@ def _plain(config: DecoderConfig) -> bool:
 
 
 @cache
-def _compiled(packings: tuple[PanelPacking, ...], tile_rows: int, shape: LayerShape) -> Launch:
+def _compiled(packings: tuple[PanelPacking, ...], tile_rows: int, shape: CpuLayerShape) -> Launch:
     cpu = host_cpu()
     assert cpu is not None
     own = [{tile_rows: tiles(packing)[tile_rows]} for packing in packings]

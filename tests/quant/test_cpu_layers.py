@@ -13,7 +13,7 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.kernels.cpu.layer_words import Activation, CacheShape, LayerShape
+from ingot.kernels.cpu.layer_words import Activation, CacheShape, CpuLayerShape
 from ingot.kernels.cpu.layers_text import layers_text
 from ingot.kernels.cpu.llvm_module import Launch, compiled, host_cpu
 from ingot.kernels.cpu.panel_packing import PanelPacking
@@ -228,7 +228,7 @@ def part(call: str, mlp: Activation = "silu_gated", *, norm_bias: bool = False) 
     body = "\n".join((*places, *loads, f"call void @{call}", "ret void"))
     entry = f"define void @part(ptr %args, i64 %thread, i64 %threads) {{\n{body}\n}}"
     cached, packing = CacheShape(16, (1024, 256, 16)), PanelPacking("bf16")
-    shape = LayerShape(64, 64, 4, 4, 16, 16, 1e-5, 0.25, False, norm_bias, mlp, cached)
+    shape = CpuLayerShape(64, 64, 4, 4, 16, 16, 1e-5, 0.25, False, norm_bias, mlp, cached)
     text = layers_text([packing] * 4, [{1: tiles(packing)[1]}] * 4, shape, permutes=False)
     return compiled(text + entry, "part")
 

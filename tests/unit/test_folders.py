@@ -1,7 +1,8 @@
-"""The package's folders: a reader takes one in at a glance, and a file's name says where it is."""
+"""The package's folders and names: a reader takes a folder in at a glance, and a name says what it is."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -22,3 +23,10 @@ def test_no_folder_has_more_than_20_files() -> None:
 
 def test_no_file_name_repeats() -> None:
     assert [name for name, count in Counter(path.name for path in FILES).items() if count > 1] == []
+
+
+def test_no_public_class_name_repeats() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in FILES]
+    names = Counter(name for text in texts for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE))
+    assert len(names) > 500
+    assert [name for name, count in names.items() if count > 1] == []

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ingot.kernels.cpu.function_text import Function, constant, float_bits
-from ingot.kernels.cpu.layer_words import CacheShape, LayerShape, reader
+from ingot.kernels.cpu.layer_words import CacheShape, CpuLayerShape, reader
 from ingot.kernels.cpu.norm_text import head_norm
 
 _V = "<16 x float>"
@@ -36,7 +36,7 @@ ENCODED = Attended(
 )  # fmt: skip
 
 
-def place_text(shape: LayerShape) -> str:
+def place_text(shape: CpuLayerShape) -> str:
     """Queries rotated in place; keys rotated, and values, into the cache: the heads of all rows are divided
     among the threads.
     """
@@ -82,7 +82,7 @@ def _width(size: int) -> int:
     return math.gcd(size, 16)
 
 
-def _rotate(f: Function, shape: LayerShape, source: str, target: str, turn: str) -> None:
+def _rotate(f: Function, shape: CpuLayerShape, source: str, target: str, turn: str) -> None:
     half = shape.rotary // 2
     width = _width(half)
     kind = f"<{width} x float>"
@@ -100,7 +100,7 @@ def _copy(f: Function, source: str, target: str, first: int, last: int) -> None:
         f.store("<8 x float>", f.load("<8 x float>", f.at(source, at)), f.at(target, at))
 
 
-def attend_text(shape: LayerShape, names: Attended) -> str:
+def attend_text(shape: CpuLayerShape, names: Attended) -> str:
     """softmax(scale · q Kᵀ) V of each row's newest token: the heads of all rows are divided among the
     threads, each of which has scores of its own.
     """
@@ -157,7 +157,7 @@ class _Tokens:
         return f.let(f"add i64 {place}, {f.let(f'mul i64 {inside}, {cache.strides[2]}')}")
 
 
-def _weights(f: Function, shape: LayerShape, tokens: _Tokens, query: str, keys: str, scores: str) -> str:
+def _weights(f: Function, shape: CpuLayerShape, tokens: _Tokens, query: str, keys: str, scores: str) -> str:
     """Write e^(score - the largest) of each token; their sums by lane."""
     width = _width(shape.head_dim)
     kind = f"<{width} x float>"
@@ -182,7 +182,7 @@ def _weights(f: Function, shape: LayerShape, tokens: _Tokens, query: str, keys: 
 
 
 def _mean(
-    f: Function, shape: LayerShape, tokens: _Tokens, values: str, scores: str, sums: str, target: str
+    f: Function, shape: CpuLayerShape, tokens: _Tokens, values: str, scores: str, sums: str, target: str
 ) -> None:
     """Write the mean of the tokens' values by these weights."""
     width = _width(shape.head_dim)

@@ -37,7 +37,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True)
-class LayerShape:
+class CpuLayerShape:
     """What is the same in all layers.
 
     Attributes:

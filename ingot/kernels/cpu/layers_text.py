@@ -7,7 +7,7 @@ cache; attention by head; output product; perhaps norm, query product, attention
 its output product; norm; up product; activation; down product. Products are those of product_text.py, after
 rows_text.py where they quantize their rows. All other values are fp32.
 
-    text = layers_text([PanelPacking("int4")] * 4, [TILES_OF_AVX512] * 4, LayerShape(...), permutes=True)
+    text = layers_text([PanelPacking("int4")] * 4, [TILES_OF_AVX512] * 4, CpuLayerShape(...), permutes=True)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.kernels.cpu.activation_text import activation_text, exp_text
 from ingot.kernels.cpu.attention_text import ENCODED, OWN, attend_text, place_text
 from ingot.kernels.cpu.barrier_text import barrier_text
 from ingot.kernels.cpu.function_text import Function
-from ingot.kernels.cpu.layer_words import LAYER_WORDS, PRODUCT_WORDS, SHARED_WORDS, LayerShape, reader
+from ingot.kernels.cpu.layer_words import LAYER_WORDS, PRODUCT_WORDS, SHARED_WORDS, CpuLayerShape, reader
 from ingot.kernels.cpu.norm_text import norm_text
 from ingot.kernels.cpu.panel_packing import ARGUMENTS, NUMBERS, PanelPacking
 from ingot.kernels.cpu.product_text import PRODUCT_DECLARED, Tiles, product_text
@@ -26,7 +26,7 @@ from ingot.kernels.cpu.rows_text import ROWS_DECLARED, rows_text
 
 
 def layers_text(
-    packings: Sequence[PanelPacking], tiles: Sequence[Tiles], shape: LayerShape, *, permutes: bool
+    packings: Sequence[PanelPacking], tiles: Sequence[Tiles], shape: CpuLayerShape, *, permutes: bool
 ) -> str:
     """A module with ``layers(args, thread, threads)``; args are ``SHARED_WORDS``, then each layer's
     ``LAYER_WORDS`` and its products' arguments.
@@ -91,7 +91,7 @@ def _in_panels() -> str:
     return str(f)
 
 
-def _layers(shape: LayerShape, kernels: Sequence[str], before: Sequence[str]) -> str:
+def _layers(shape: CpuLayerShape, kernels: Sequence[str], before: Sequence[str]) -> str:
     """``before``: what turns each product's rows into what it reads."""
     f = Function("define void @layers(ptr %shared, i64 %thread, i64 %threads)")
     read = reader(f)
