@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,13 +111,7 @@ def verify(
     report = progress or (lambda what: None)
     place, manifest, runtime = resolve_device(device), Manifest.read(folder), runtime or RuntimeConfig()
     kv_dtype = manifest.build.kv_dtype
-    if runtime.kv_dtype not in ("auto", kv_dtype):
-        raise ConfigError(
-            "the engine's golden cases use another KV cache dtype",
-            seen=f"kv_dtype {runtime.kv_dtype}",
-            allowed=f"auto, {kv_dtype}",
-            fix="leave out kv_dtype, or build with `kv_dtype`",
-        )
+    _expect_own_cache(runtime, kv_dtype)
     proof: Proof | None = None
     failures: list[Failure] = []
     checked, ran = None, _Ran()
@@ -126,11 +120,7 @@ def verify(
     except EngineError as error:
         failures = [Failure("file", "proof.json", f"{error.what}; {error.seen}")]
     report("hashes")
-    for d in find_damage(folder, manifest):
-        if d.tensor is None:
-            failures.append(Failure("file", d.file, f"{d.file} {d.what}"))
-        else:
-            failures.append(Failure("tensor", d.tensor, f"{d.file}: tensor {d.tensor} {d.what}"))
+    failures += _damaged(folder, manifest)
     if source is not None and not failures:
         report("comparing with the checkpoint")
         checked = compare_with_source(folder, resolve_checkpoint(source), place)
@@ -138,10 +128,7 @@ def verify(
     if proof is not None and not failures:
         ran = _run(folder, manifest, proof.claims, place, runtime.of_engine(kv_dtype), report)
         failures += ran.failures
-    for metric in () if proof is None else proof.claims.metrics:
-        if metric.met is False:
-            text = f"{metric.name} {metric.value:g} misses its limit {metric.limit:g}"
-            failures.append(Failure("metric", metric.name, text))
+    failures += _missed(proof)
     found = _verification(folder, place, manifest, proof, ran, failures)
     figures = None if checked is None else checked.figures
     found = found.replace(source=figures, seconds=time.perf_counter() - start)
@@ -151,6 +138,33 @@ def verify(
     messages = tuple(failure.message for failure in failures)
     written = Note(found.verdict == "proven", now, this_host(), device_name(place), proof.sha256, messages)
     return found.replace(noted=write_note(folder, written))
+
+
+def _expect_own_cache(runtime: RuntimeConfig, kv_dtype: str) -> None:
+    if runtime.kv_dtype not in ("auto", kv_dtype):
+        raise ConfigError(
+            "the engine's golden cases use another KV cache dtype",
+            seen=f"kv_dtype {runtime.kv_dtype}",
+            allowed=f"auto, {kv_dtype}",
+            fix="leave out kv_dtype, or build with `kv_dtype`",
+        )
+
+
+def _damaged(folder: Path, manifest: Manifest) -> Iterator[Failure]:
+    """Files and tensors that are not what the manifest says."""
+    for d in find_damage(folder, manifest):
+        if d.tensor is None:
+            yield Failure("file", d.file, f"{d.file} {d.what}")
+        else:
+            yield Failure("tensor", d.tensor, f"{d.file}: tensor {d.tensor} {d.what}")
+
+
+def _missed(proof: Proof | None) -> Iterator[Failure]:
+    """The proof's metrics that miss their limits."""
+    for metric in () if proof is None else proof.claims.metrics:
+        if metric.met is False:
+            text = f"{metric.name} {metric.value:g} misses its limit {metric.limit:g}"
+            yield Failure("metric", metric.name, text)
 
 
 @dataclass(frozen=True)
