@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks.figures import PAGES
 from benchmarks.result_values import RESULTS
 from ingot.cli.main import app
 
@@ -23,6 +24,10 @@ ROOT = RESULTS.parents[1]
 FILES = sorted(RESULTS.rglob("*.json"))
 OTHERS = {"awk", "nvidia-smi"}  # programs of others that a command may begin with
 NOT_HERE = {"ray", "vllm"}  # what a benchmark may import and a developer's environment need not have
+# A script's command on a line of its own, or within backticks.
+_SHOWN = re.compile(
+    r"^ *(python (?:benchmarks/|-m recipes\.)[^\n#]*)|`(python (?:benchmarks/|-m recipes\.)[^`]*)`", re.M
+)
 _TAKES = """
 import argparse, json, runpy, sys
 
@@ -87,7 +92,8 @@ def refusal(words: list[str]) -> str | None:
     if not (ROOT / script).is_file():
         return f"no such script: {script}"
     given = {word.partition("=")[0] for word in words[2:] if re.match(r"--[a-z]", word)}
-    missing = [word for word in words if word.startswith("benchmarks/") and not (ROOT / word).exists()]
+    named = [word for word in words if word.startswith("benchmarks/") and "SHAPE" not in word]
+    missing = [word for word in named if not (ROOT / word).exists()]
     unknown = sorted(given - options(ROOT / script)) + missing
     return f"{script} does not know {', '.join(unknown)}" if unknown else None
 
@@ -137,6 +143,15 @@ def test_a_file_has_a_command_that_can_be_given(file: Path) -> None:
     found = list(commands(value))
     assert found or "source" in value, "no `command` that measures it, and no `source` that published it"
     assert [why for words in found if (why := refusal(words)) is not None] == []
+
+
+def test_commands_on_pages_and_in_scripts_can_be_given() -> None:
+    pages = [*PAGES, *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
+    texts = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in pages]
+    found = {line for text in texts for pair in _SHOWN.findall(text) for line in pair if line}
+    assert len(found) > 150
+    wrong = [refusal(words) for line in sorted(found) for words in _apart(shlex.split(line))]
+    assert [why for why in wrong if why is not None] == []
 
 
 @pytest.mark.parametrize(
