@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import io
@@ -47,7 +48,10 @@ _SET_NAME, _SET_CHILD_SUBREAPER = 15, 36  # of prctl
 _REREAD = ("HF_", "INGOT_")  # variables that modules read when they are imported
 _INTERPRETERS = ("LANG", "LC_", "MALLOC", "PYTHON", "TRITON_")  # what cannot be changed afterwards
 _FRESH = ("huggingface_hub", "ingot", "sitecustomize", "tests")
-_IMPORTED = ("ingot.cli.main", "ingot.llm", "ingot.building.builder", "ingot.serve.server", _ENGINE)
+_IMPORTED = (
+    *("ingot.cli.main", "ingot.llm", "ingot.building.builder", "ingot.serve.server", _ENGINE),
+    *("rich.console", "rich.progress", "rich.table"),
+)
 _prctl = ctypes.CDLL(None).prctl
 _spawn = multiprocessing.util.spawnv_passfds
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -162,6 +166,7 @@ def _import_most() -> None:
         return
     for name in _IMPORTED:
         importlib.import_module(name)
+    _make_verbs()
     gc.collect()
     gc.freeze()  # no collection of a fork walks through libraries, as in tests/conftest.py
     gc.unfreeze = lambda: None
@@ -172,6 +177,13 @@ def _be_asked(files: list[int]) -> NoReturn:
         stored.seek(0)
         request = json.loads(stored.read())
     _be(request, files[1:])
+
+
+def _make_verbs() -> None:
+    """The parsers of all verbs are made once, not in every fork."""
+    main = importlib.import_module("typer.main")
+    main.get_command = functools.cache(main.get_command)  # type: ignore[attr-defined]
+    main.get_command(importlib.import_module("ingot.cli.main").app)
 
 
 def _be(request: dict[str, Any], files: Sequence[int]) -> NoReturn:

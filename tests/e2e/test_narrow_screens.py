@@ -15,6 +15,7 @@ def packed(tiny: Path) -> Path:
     return build(tiny, tiny.parent / "packed", quant="w8a16", max_seq_len=128, device="cpu")
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("columns", [40, 60])
 @pytest.mark.parametrize(
     "words",

@@ -51,6 +51,7 @@ def check_layers(llm: LLM, model: PreTrainedModel) -> None:
         assert torch.equal(linear.dequantized(torch.float32), expected), name
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("form", ["F32", "F16", "BF16"])
 def test_plain_weights(kind: str, form: str, tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_plain_weights(kind: str, form: str, tmp_path: Path) -> None:
         assert torch.equal(source.read("model.norm.weight"), model.state_dict()["model.norm.weight"])
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("form", "scheme"), [("Q8_0", "w8a16"), ("Q4_0", "w4a16")])
 def test_values_that_a_scheme_holds_are_kept(

@@ -65,7 +65,7 @@ def test_in_blocks(
     assert width < 96 or {int(found.values.min()), int(found.values.max())} == {steps.low, steps.high}
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 2752, 64)])

@@ -12,6 +12,7 @@ from tests.kernels.numerics import DTYPES, launched
 from tests.kernels.test_stored_weight import FORMS, random_weight
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 def test_equal_to_the_reference(form: tuple[int, int, bool], dtype: torch.dtype) -> None:

@@ -47,7 +47,7 @@ def assert_product(y: torch.Tensor, expected: torch.Tensor) -> None:
     assert float(error) < OFF + (0 if y.dtype == torch.float32 else torch.finfo(y.dtype).eps)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 256])
@@ -64,7 +64,7 @@ def test_parts(
     assert_product(parts.sum(0), exact(x, weight))
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)

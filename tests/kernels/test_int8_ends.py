@@ -34,7 +34,7 @@ def test_quantized(impl: Implementation, dtype: torch.dtype, shape: tuple[int, i
     assert not static or shape[1] < 96 or int(rows.values.abs().max()) == 127
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 11008)])

@@ -32,7 +32,7 @@ def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
     return Int4InInt8(group=group).int4_weight({n: t.to(device) for n, t in tensors.items()}, width)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("group", [128, 64])
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
@@ -56,7 +56,7 @@ def test_sums_are_exact(
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
@@ -93,7 +93,7 @@ def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shar
     torch.testing.assert_close(parts.sum(0), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 16])

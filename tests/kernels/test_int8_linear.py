@@ -28,6 +28,7 @@ KERNELS = IMPLEMENTATIONS[1:]
 MACHINE = Machine(132, True, True, 227 << 10)  # an H200
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), [*SHAPES, (1, 40, 64)])
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_sums_are_exact(
     assert torch.equal(sums, int8_sums(x.values, weight.values))
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), [(3, 20, 70), *SHAPES])

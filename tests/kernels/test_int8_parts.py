@@ -26,7 +26,7 @@ MACHINE = Machine(132, True, True, 227 << 10)  # an H200
 KERNELS = IMPLEMENTATIONS[1:]
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("splits", [1, 2, 3, 4, 8])

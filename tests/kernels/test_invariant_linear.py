@@ -27,7 +27,7 @@ def weights(rows: int, cols: int, dtype: torch.dtype, device: str, seed: int = 1
     return (normal(rows, cols, dtype=torch.float32, seed=seed) / cols**0.5).to(device=device, dtype=dtype)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)

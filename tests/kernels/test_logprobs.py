@@ -51,7 +51,7 @@ def check(impl: Implementation, logits: torch.Tensor, top: int, tiles: Any = Non
     torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

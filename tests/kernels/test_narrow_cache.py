@@ -134,7 +134,7 @@ def test_every_candidate_of_decode_attention(
         assert_near(out, decode.expected64(q, case, 0.2, 0))
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("device", stream.DEVICES)
 @pytest.mark.parametrize("name", ["group of 2", "group of 7", "group of 8, window", "wide head"])
 @pytest.mark.parametrize("variant", stream.VARIANTS)

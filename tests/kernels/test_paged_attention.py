@@ -165,6 +165,7 @@ def test_arrivals_serve_every_call_and_slices_of_larger_tensors_are_taken(impl: 
         assert not arrivals.any(), "the last to arrive leaves the counts at zero"
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("batch", [1, 64, 256])

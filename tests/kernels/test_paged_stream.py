@@ -86,7 +86,7 @@ def test_paged_stream(device: str, name: str, variant: str) -> None:
     assert not arrivals.any(), "the last to arrive leaves the counts at zero"
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("heads", [4, 6])
 @pytest.mark.parametrize("axis", [1, 2])

@@ -16,7 +16,7 @@ NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even o
 SHAPES = [(1, 37, 200), (1, 5, 1), (2, 33, 70), (5, 16, 128), (16, 20, 96), (40, 70, 130), (64, 50, 172)]
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 256])
@@ -77,6 +77,7 @@ def test_linear(
     assert_near(y, expected)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("rows", "outputs", "width", "group"),
@@ -98,6 +99,7 @@ def test_groups_have_scales_of_their_own(
         torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("rows", [2, 9, 64])
 @pytest.mark.parametrize("prefetch", [0, 1, 2])

@@ -48,7 +48,7 @@ def normed64(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     return (y.double() * weight.double()).to(x.dtype).double()
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)

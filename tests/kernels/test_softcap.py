@@ -102,6 +102,7 @@ def test_whatever_the_step(impl: Implementation, dtype: torch.dtype, name: str, 
     check(op(q, *place, *sizes, softcap=CAP), q, case, queries, sizes[3])
 
 
+@pytest.mark.grid(1)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -44,6 +44,7 @@ def choices(x: Int8Rows, four: bool, itemsize: int) -> list[dict[str, int]]:
     return [tiles for _, tiles in rated(len(x.values), itemsize, machine_of(x.values.device), x.group, four)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [17, 32, 64, 65, 128, 200, 256, 257, 2048])
 @pytest.mark.parametrize("shape", [(4096, 4096), (4096, 11008), (12288, 4096), (28672, 4096), (40, 128)])
 @pytest.mark.parametrize(("four", "group"), [(False, 0), (False, 128), (True, 0), (True, 128)])

@@ -6,6 +6,7 @@ the others run what it shows, and check the commands of docs/evaluation.md.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -137,9 +138,14 @@ def test_commands_of_a_page_are_split_as_a_shell_does() -> None:
     }
 
 
+@functools.cache
+def verbs() -> Any:
+    return typer.main.get_command(app)
+
+
 def refusal(words: list[str]) -> str | None:
     """Why the command line does not take the words after ``ingot``; None if it does."""
-    verb: Any = typer.main.get_command(app)
+    verb = verbs()
     while hasattr(verb, "commands"):
         name, *words = words
         if name not in verb.commands:

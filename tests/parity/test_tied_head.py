@@ -54,6 +54,7 @@ def theirs(folder: Path, ids: list[int]) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("own", [True, False], ids=["own", "copy"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_stored_head(kind: str, own: bool, tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ PROMPTS = [spoken(1, 3), spoken(2, 20, 34), spoken(3, 1)]
 
 
 @pytest.mark.stays("w4a16", "kinds of layers")
-@pytest.mark.stays("w4a16", "w8a8 by tensor", "encoder alone", "kinds of layers")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_logits_are_near_the_dense_ones(checkpoint: Path, dense: LLM, name: str, tmp_path: Path) -> None:
     quant = SCHEMES[name]

@@ -73,6 +73,7 @@ def write_fp8(
     return model
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize(
     ("strategy", "inputs"),
@@ -106,6 +107,7 @@ def by_token(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[
     return (torch.from_numpy(values * (most / np.float32(448))).float().view(x.shape),)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
 def test_with_inputs_by_token_every_byte_is_kept(

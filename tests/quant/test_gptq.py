@@ -139,6 +139,7 @@ VARIANTS: list[dict[str, bool]] = [
 ]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda o: "+".join(o) or "plain")
 @pytest.mark.parametrize(("bits", "group"), [(4, 0), (4, 32), (4, 48), (4, 128), (8, 0)])
 def test_beats_rounding_on_correlated_inputs(options: dict[str, bool], bits: int, group: int) -> None:

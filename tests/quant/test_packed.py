@@ -171,6 +171,7 @@ def rounded_input(activations: str, name: str, module: Any, inputs: tuple[torch.
     return ((parts / steps).round() * steps).flatten(-2)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "opt", "tied"])
 @pytest.mark.parametrize("form", ["gptq", "awq", "pack"])
 def test_of_other_models(kind: str, form: str, write: Write) -> None:

@@ -55,6 +55,7 @@ def test_responses_count_what_the_cache_had(server: Server) -> None:
     assert server.metric("ingot_prefix_cache_hits_total", model_name=NAME) == before + 2 * found
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("form", [{}, {"guided_regex": "a{9}"}], ids=["plain", "grammar"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_salt_separates_the_cache(server: Server, path: str, form: dict[str, str]) -> None:

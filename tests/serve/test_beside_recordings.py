@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +14,14 @@ from tests.serve.client import Server, started, wait_for
 from tests.serve.conftest import EARS, HEARD, NAME, completion
 from tests.serve.recordings import encoded, noise, streamed, transcribe
 
-LONG = encoded(noise(600.0))  # 20 windows, each with all its fallbacks
 CLIP = encoded(noise(1.0))
 STREAMS, TOKENS = 16, 24
+
+
+@functools.cache
+def long_recording() -> bytes:
+    """20 windows, each with all its fallbacks."""
+    return encoded(noise(600.0))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def texts(server: Server, name: str) -> list[int]:
 def test_text_streams_during_a_recording(both: Server) -> None:
     """From its upload on, and while its windows run; both engines go on."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(streamed, both, LONG, language="en")
+        asked = pool.submit(streamed, both, long_recording(), language="en")
         assert texts(both, "upload") == [TOKENS] * STREAMS
         recording = asked.result()
         events = iter(recording)
@@ -62,7 +68,7 @@ def test_clips_during_a_long_recording(speech_server: Server) -> None:
     """Of the same engine: their windows share its steps."""
     fast: dict[str, Any] = {"temperature": 0.2, "language": "en"}
     alone = transcribe(speech_server, CLIP, **fast).data
-    recording = streamed(speech_server, LONG, language="en")
+    recording = streamed(speech_server, long_recording(), language="en")
     assert next(iter(recording))["type"] == "transcript.text.delta"
     ended = speech_server.metric("ingot_audio_requests_total")
     with ThreadPoolExecutor(3) as pool:

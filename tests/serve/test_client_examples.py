@@ -36,6 +36,7 @@ def url_of(server: Server) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", FOUR)
 @pytest.mark.parametrize("model", [(), ("--model", NAME)], ids=["the first model", "a named model"])
 def test_each_prints_the_servers_answer(server: Server, run: Any, name: str, model: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 import signal
@@ -31,7 +32,6 @@ from tests.serve.recordings import (
 CLIP = encoded(noise(1.0))
 FAST: dict[str, Any] = {"temperature": 0.2, "language": "en"}
 VERBOSE = {"response_format": "verbose_json"}
-LONG = encoded(noise(100.0), "FLAC")
 
 BAD_FIELDS = [
     ({"response_format": "diarized_json"}, "response_format"),
@@ -55,6 +55,11 @@ BAD_FIELDS = [
     ({"chunking_strategy": "manual"}, "chunking_strategy"),
     ({"timestamp_granularities[0]": "word", **VERBOSE}, "timestamp_granularities"),
 ]
+
+
+@functools.cache
+def long_recording() -> bytes:
+    return encoded(noise(100.0), "FLAC")
 
 
 @pytest.mark.parametrize(("fields", "field"), BAD_FIELDS, ids=lambda value: str(value)[:40])
@@ -281,7 +286,7 @@ def sends_on_and_on(server: Server) -> int | None:
 def test_who_leaves_frees_the_place(speech_server: Server) -> None:
     for stream in (True, False):
         tokens = speech_server.metric("ingot_generation_tokens_total")
-        body = form(("file", LONG), model=EARS, language="en", stream=stream)
+        body = form(("file", long_recording()), model=EARS, language="en", stream=stream)
         connection = socket.create_connection(("127.0.0.1", speech_server.port))
         head = f"POST {TRANSCRIBE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in typed(speech_server).items())
@@ -301,8 +306,8 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
     """
     words = ("--name", "a", "--name", "b", "--unproven", "--max-seq-len", 2 * HEARD, "--drain-seconds", 0.2)
     with started(whisper, whisper, *words) as server, ThreadPoolExecutor(2) as pool:
-        streams = {name: iter(streamed(server, LONG, model=name, **FAST)) for name in "ab"}
-        whole = pool.submit(transcribe, server, LONG, model="a", **FAST)
+        streams = {name: iter(streamed(server, long_recording(), model=name, **FAST)) for name in "ab"}
+        whole = pool.submit(transcribe, server, long_recording(), model="a", **FAST)
         for stream in streams.values():
             assert next(stream)["type"] == "transcript.text.delta"
         first, second = server.engine_pids()

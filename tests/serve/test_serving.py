@@ -29,6 +29,7 @@ def has_ipv6() -> bool:
     return True
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
 def test_the_printed_address_answers_and_a_signal_ends_it(

@@ -63,6 +63,7 @@ def originals(initial: list[int], said: list[list[int]], carry: bool, condition:
     return found
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("condition", [True, False])
 @pytest.mark.parametrize("carry", [True, False])
 @pytest.mark.parametrize("length", [0, 3, MOST - 1])

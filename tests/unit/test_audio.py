@@ -79,6 +79,7 @@ def test_a_tone_stays_a_tone(tmp_path: Path, kind: str, rate: int, channels: int
     assert torch.equal(read_audio(path.read_bytes()), samples)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("kind", MEDIA)
 def test_what_phones_and_browsers_write(kind: str, channels: int) -> None:
@@ -109,6 +110,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("kind", "subtype"), EXACT)
 @pytest.mark.parametrize(("rate", "seconds"), [(16000, 2.0), (16000, 0.3), (44100, 1.1)])
 def test_samples_are_those_of_libsndfile(kind: str, subtype: str, rate: int, seconds: float) -> None:

@@ -72,6 +72,7 @@ CUT = {
 }
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("part", [0.3, 0.75])
 @pytest.mark.parametrize("kind", CUT)
 def test_a_file_that_was_cut_off(tmp_path: Path, kind: str, part: float) -> None:

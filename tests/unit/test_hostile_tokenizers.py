@@ -71,6 +71,7 @@ def write(folder: Path, changes: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.stays("a bomb of a rare word", "a bomb of every place", "text before text", "a table of nothing")
 @pytest.mark.parametrize("name", DEADLY)
 def test_what_would_end_the_process_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"MiB of memory|crashes \(SIG") as error:

@@ -115,6 +115,7 @@ def as_launchers_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("budget", [64, 600])
 @pytest.mark.parametrize("name", SHAPES)
 class TestActivations:
+    @pytest.mark.grid(1)
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
     def test_of_a_gpu(
         self, name: str, budget: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ class TestActivations:
         predicted = activation_bytes(SHAPES[name], dtype, runtime, 8)
         assert predicted == pytest.approx(tracked(SHAPES[name], dtype, runtime), rel=0.05)
 
+    @pytest.mark.grid(1)
     def test_layers_that_are_alike_are_measured_once(
         self, name: str, budget: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -136,6 +138,7 @@ class TestActivations:
             Forward(model, caches, fused=False)(batch).float()
         assert tracked(SHAPES[name], torch.float16, runtime) == whole.peak
 
+    @pytest.mark.grid(1)
     def test_of_the_references(self, name: str, budget: int) -> None:
         runtime = RuntimeConfig(token_budget=budget)
         predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False)

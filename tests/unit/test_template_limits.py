@@ -41,15 +41,21 @@ SIZES = [
     GROW % ("'xx'", "ns.v ~ ns.v", ""),
     GROW % ("'xx'", "ns.v + ns.v", ""),
     GROW % ("[0]", "ns.v + ns.v", ""),
-    GROW % ("[0]", "[ns.v, ns.v]", "{{ ns.v }}"),
+    pytest.param(GROW % ("[0]", "[ns.v, ns.v]", "{{ ns.v }}"), marks=pytest.mark.slow),
     GROW % ("[0]", "[ns.v, ns.v]", "{{ ns.v | tojson }}"),
     "{% for i in range(10000) %}{{ messages[0].content * 1000 }}{% endfor %}",
 ]
 TIMES = [
     "{{ 9 ** 999999999 }}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for i in range(99999) %}{{ '' if range(99999) | list | length else '' }}{% endfor %}",
-    "{% for i in range(99999) %}{% set x = ('a' * 99999).replace('a', 'b') %}{% endfor %}",
+    pytest.param(
+        "{% for i in range(99999) %}{{ '' if range(99999) | list | length else '' }}{% endfor %}",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "{% for i in range(99999) %}{% set x = ('a' * 99999).replace('a', 'b') %}{% endfor %}",
+        marks=pytest.mark.slow,
+    ),
     "{{ range(99999) | map('string') | map('center', 999) | sort | unique | list | length }}"
     "{% for i in range(99999) %}{{ '' if range(99999) | sum < 0 }}{% endfor %}",
 ]

@@ -182,7 +182,7 @@ SOME = {
     "error": ("error in the stream", "out of blocks"),
     "json": ("not JSON", "{]"),
     "empty": ("no tokens", "without any"),
-    "hang": ("timeout", "not done after 3 s"),
+    "hang": ("timeout", "not done after 1 s"),
 }
 
 
@@ -191,7 +191,7 @@ SOME = {
 def test_failed_requests_are_counted_by_kind_and_reported(fault: int | str) -> None:
     kind, reported = SOME[fault]
     stub = Stub(fault=fault, faulty=lambda number: number == 2)
-    record = measured(stub, Point(concurrency=1), timeout_s=3)
+    record = measured(stub, Point(concurrency=1), timeout_s=1 if fault == "hang" else 3)
     (entry,) = record["results"]
     assert (entry["completed"], entry["errors"]) == (3, {kind: 1})
     assert entry["raw"][1]["error"] == kind
