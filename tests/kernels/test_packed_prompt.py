@@ -23,16 +23,19 @@ from ingot.kernels.product.packed.packed_prompt import (
     prompt_rows,
     takes_many_rows,
     takes_prompt,
+    takes_wide,
     unpacks_prompts,
 )
+from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.build_context import BuildContext
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.norm import Norm
 from ingot.layers.products import layer_products
+from ingot.layers.products.layer_products import PackedProduct, PromptProduct
 from ingot.layers.products.product_choice import ProductChooser, Step
-from ingot.layers.products.row_forms import DenseForm
+from ingot.layers.products.row_forms import DenseForm, OperandForm
 from ingot.quant.schemes import weight_only
 from ingot.quant.schemes.weight_only import InvariantWeightOnly, WeightOnly
 from tests.kernels.numerics import assert_near, normal
@@ -243,6 +246,78 @@ def test_prompts_compute_the_activation_in_the_product(
     assert called.call_count == gates
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found, module.activate(linear(x)), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_some_rows_of_a_wide_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that packed_matmul takes the last, of 4 bits more than of 8."""
+    monkeypatch.setattr(packed_prompt_module, "SPLIT_OUTPUTS", 255)
+    for bits, group, first in ((4, 128, 129), (8, 0, 193)):
+        weight = random_weight((bits, group, bits == 4), 256, 512, torch.bfloat16, "cpu")
+        found = [rows for rows in range(300) if takes_wide(rows, torch.bfloat16, weight)]
+        assert found == list(range(first, 257))
+        found = [rows for rows in range(300) if takes_wide(rows, torch.bfloat16, weight, natural=True)]
+        assert found == [*range(65, 129), *range(first, 257)]
+        assert not takes_wide(200, torch.float16, weight), "scales of another dtype"
+        few = random_weight((bits, group, False), 128, 512, torch.bfloat16, "cpu")
+        odd = random_weight((bits, 0, False), 256, 516, torch.bfloat16, "cpu")
+        assert not takes_wide(200, torch.bfloat16, few)
+        assert not takes_wide(200, torch.bfloat16, odd), "no descriptor reads such rows"
+    assert not takes_wide(200, torch.bfloat16, StoredWeight(torch.ones(256, 512).bfloat16(), 512))
+    monkeypatch.setattr(packed_prompt_module, "is_hopper", lambda device: False)
+    assert not takes_wide(256, torch.bfloat16, weight)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("name", "quant", "rows", "wide"),
+    [
+        ("gate_up", "w4a16", 128, False),
+        ("gate_up", "w4a16", 136, True),
+        ("gate_up", "w8a16", 192, False),
+        ("gate_up", "w8a16", 200, True),
+        ("qkv", "w8a16", 200, False),
+    ],
+)
+def test_a_decode_step_of_many_rows(
+    monkeypatch: pytest.MonkeyPatch, name: str, quant: str, rows: int, wide: bool
+) -> None:
+    """Gate and up by the prompts' kernel, of rows in natural order; with SiLU where down's are, too."""
+    monkeypatch.setattr(packed_prompt_module, "SPLIT_OUTPUTS", 255)
+    module, x = packed_mlp("silu_gated", False, quant), normal(rows, 128, dtype=torch.bfloat16)
+    config = mock.Mock(qk_norm=False, head_dim=128, gated=True)
+    cache = mock.Mock(scales=None, keys=torch.empty(0))
+    chooser = mock.Mock(spec=ProductChooser, dtype=torch.bfloat16, config=config, cache=cache, dense=())
+    chooser._table.return_value, chooser._unpacks.return_value = (), True
+    product = ProductChooser._decoding(chooser, name, module.gate_up_proj, rows, None)
+    assert isinstance(product, PackedProduct)
+    assert product.wide == wide
+    if not wide:
+        return
+    assert isinstance(product.form, DenseForm)
+    wanted = module.activate(module.gate_up_proj(x))
+    gates, plain = mock.Mock(wraps=packed_prompt_gate_up), mock.Mock(wraps=packed_prompt)
+    with mock.patch.multiple(layer_products, packed_prompt_gate_up=gates, packed_prompt=plain):
+        natural, ordered = product.inner(x, module, DenseForm()), product.inner(x, module, OperandForm())
+        assert (gates.call_count, plain.call_count) == (1, 1)
+    assert isinstance(natural, torch.Tensor)
+    assert isinstance(ordered, OperandRows)
+    torch.testing.assert_close(natural, wanted, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(ordered.natural(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("rows", "gates"), [(64, 0), (65, 1), (128, 1), (160, 0), (200, 1)])
+def test_a_short_prompt_of_a_wide_product(monkeypatch: pytest.MonkeyPatch, rows: int, gates: int) -> None:
+    monkeypatch.setattr(packed_prompt_module, "SPLIT_OUTPUTS", 255)
+    module, x = packed_mlp("silu_gated", False, "w8a16"), normal(rows, 128, dtype=torch.bfloat16)
+    product = PromptProduct(module.gate_up_proj)
+    with mock.patch.object(layer_products, "packed_prompt_gate_up", wraps=packed_prompt_gate_up) as called:
+        found = product.inner(x, module, DenseForm())
+    assert called.call_count == gates
+    assert isinstance(found, torch.Tensor)
+    wanted = module.activate(module.gate_up_proj(x))
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.usefixtures("hopper")

@@ -23,8 +23,10 @@ from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_part
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.product.packed.packed_prompt import (
     add_packed_prompt,
+    packed_prompt,
     packed_prompt_gate_up,
     takes_many_rows,
+    takes_wide,
 )
 from ingot.kernels.product.prompt_gate_up import prompt_gate_up, prompt_up, takes_gate_up, takes_up
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
@@ -281,15 +283,26 @@ class PackedProduct(Product):
 
     Args:
         ordered: whether it takes its rows in the operand's order.
+        wide: whether it is by the kernel of more rows (``takes_wide``).
     """
 
-    def __init__(self, linear: Linear, *, overlap: bool, ordered: bool) -> None:
+    def __init__(self, linear: Linear, *, overlap: bool, ordered: bool, wide: bool = False) -> None:
         super().__init__(linear, overlap=overlap)
+        self.wide = wide
         if ordered:
             self.form = OperandForm()
 
     def full_output(self, x: Rows) -> torch.Tensor:
+        if self.wide:
+            return packed_prompt(_dense(x), self.linear.stored(), self.bias)
         return packed_matmul(_wide(x), self.linear.stored(), self.bias)
+
+    def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
+        """As of ``Product``, in one kernel if it is ``wide`` and down's form is dense."""
+        silu = isinstance(mlp, GatedMLP) and mlp.activation == "silu" and self.bias is None
+        if self.wide and silu and isinstance(form, DenseForm):
+            return packed_prompt_gate_up(_dense(x), self.linear.stored())
+        return super().inner(x, mlp, form)
 
     def heads(
         self,
@@ -325,7 +338,8 @@ class PromptProduct(Product):
     def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
         rows, weight = _dense(x), self.linear.stored()
         silu = isinstance(mlp, GatedMLP) and mlp.activation == "silu" and self.bias is None
-        if silu and isinstance(form, DenseForm) and takes_many_rows(rows, weight):
+        many = takes_many_rows(rows, weight) or takes_wide(len(rows), rows.dtype, weight, natural=True)
+        if silu and isinstance(form, DenseForm) and many:
             return packed_prompt_gate_up(rows, weight)
         return super().inner(x, mlp, form)
 

@@ -16,6 +16,7 @@ import torch
 from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.product.packed.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.product.packed.packed_matmul import takes_operand
+from ingot.kernels.product.packed.packed_prompt import takes_wide
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
@@ -167,8 +168,9 @@ class ProductChooser:
         whole = self.config.head_dim % OPERAND_SPAN == 0  # heads are whole spans of columns
         spans = {"o": whole, "down": self.config.gated}.get(name, True)
         device = self.cache.keys.device
-        ordered = spans and takes_operand(rows, linear.stored(), device, name in ("o", "down"))
-        return PackedProduct(linear, overlap=True, ordered=ordered)
+        wide = name == "gate_up" and takes_wide(rows, self.dtype, linear.stored())
+        ordered = spans and not wide and takes_operand(rows, linear.stored(), device, name in ("o", "down"))
+        return PackedProduct(linear, overlap=True, ordered=ordered, wide=wide)
 
     def _table(self, linear: Linear, *, dense: bool) -> Table:
         if not dense:

@@ -20,13 +20,19 @@ from ingot.kernels.product.packed.prompt_gates import GATE_ROWS
 from ingot.kernels.product.packed.prompt_loop import packed_prompt_kernel
 from ingot.kernels.product.packed.prompt_tiles import PromptLoop
 from ingot.kernels.product.prompt_epilogue import describable, descriptor, is_hopper
-from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, SPLIT_OUTPUTS
+from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT, MAX_ROWS
 from ingot.kernels.weight.stored_weight import StoredWeight, part_columns
 
 BLOCK_N = 128
 # Rows of a tile: steps in shared memory, and the time of a tile in % of that of the first.
 BLOCK_T = {256: (5, 100), 128: (10, 60)}
 SPAN = 8  # tiles of rows in turn: programs that run at once read so few rows and weights that L2 has both
+# From so many rows on, by bits, a product with more outputs than packed_matmul splits is faster here: x is
+# read from L2 once per 128 outputs of 256 rows. The same of as many as one of its smaller tiles has, if they
+# are in natural order: packed_matmul's best tiles take them in the operand's.
+WIDE_ROWS = {4: 129, 8: 193}
+NATURAL_ROWS = range(MAX_ROWS + 1, 129)
 _BUILT: set[tuple[Any, ...]] = set()
 
 
@@ -51,6 +57,18 @@ def takes_prompt(x: torch.Tensor, weight: StoredWeight) -> bool:
 def takes_many_rows(x: torch.Tensor, weight: StoredWeight) -> bool:
     """Whether a product of these rows is this kernel's: of more than packed_matmul takes."""
     return len(x) > PACKED_ROWS and takes_prompt(x, weight)
+
+
+def takes_wide(rows: int, dtype: torch.dtype, weight: StoredWeight, *, natural: bool = False) -> bool:
+    """Whether a product of so many rows, of those that packed_matmul takes, is faster by this kernel; rows
+    are contiguous, and ``natural`` if they cannot come in the operand's order.
+    """
+    some = WIDE_ROWS.get(weight.bits, PACKED_ROWS + 1) <= rows <= PACKED_ROWS
+    some = some or (natural and rows in NATURAL_ROWS)
+    if not some or weight.out_features <= SPLIT_OUTPUTS or dtype not in DTYPES or not unpacks_prompts(weight):
+        return False
+    aligned = weight.in_features * dtype.itemsize % DESCRIPTOR_ALIGNMENT == 0
+    return aligned and weight.scales is not None and weight.scales.dtype == dtype
 
 
 def unpacks_prompts(weight: StoredWeight) -> bool:
