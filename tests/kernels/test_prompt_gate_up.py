@@ -94,6 +94,9 @@ def test_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rows for rows in (512, 768, 1023, 1024, 1536, 2048, 2176, 8192) if takes(rows)] == [
         1024, 2048, 2176, 8192,
     ]  # fmt: skip
+    few = [rows for rows in (64, 95, 96, 128, 129, 192, 239, 240, 256, 257) if takes(rows)]
+    assert few == [96, 128, 240, 256]
+    assert not takes(128, 24576), "too few tiles for the programs"
     assert not takes(LEAST_ROWS - 1, 2 * 128 * 132)
     assert takes(LEAST_ROWS, 2 * 128 * 132)
     assert not takes(2048, 28672 + 128)

@@ -83,7 +83,7 @@ def test_the_first_choice_that_fits_is_taken() -> None:
     copied = chosen("packed_8_bits", 64, 22016, lambda tiles: not tiles["DIRECT"])
     assert (copied["BLOCK_N"], copied["AHEAD"], copied["DIRECT"]) == (64, 2, 0)
     joined = [chosen("dense_parts", 8, size)["SPLITS"] for size in (11008, 12288, 14336)]
-    assert joined == [8, 4, 8]
+    assert joined == [8, 4, 4]
     gates = [chosen("packed_8_bits", rows, 28672) for rows in (128, 129)]
     assert [(tiles["BLOCK_T"], tiles["BLOCK_N"]) for tiles in gates] == [(128, 256), (256, 128)]
     assert [tiles["BLOCK_N"] for tiles in listed("try_dense", 8)] == [64, 32, 64, 64]

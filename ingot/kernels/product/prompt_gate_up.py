@@ -25,16 +25,20 @@ from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 # With fewer rows, or emptier last tiles, the library was faster: `takes_gate_up`, `takes_up`.
 LEAST_ROWS, LEAST_FULL = 1024, 0.95
 LEAST_ROWS_UP, LEAST_FULL_UP = 2048, 0.88
+# Or of so many, which one or two tiles of rows hold almost without a rest.
+FEW_ROWS, LEAST_FULL_FEW = (range(96, 129), range(240, 257)), 0.8
 
 
 def takes_gate_up(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernel is the faster way for these rows and this weight (benchmarks/prompt_gate_up.py): on
-    Hopper, in bf16, of many rows and whole tiles of outputs, which descriptors can read and which keep most
-    programs busy to the end.
+    Hopper, in bf16, of many rows, or of few in full tiles, and whole tiles of outputs, which descriptors can
+    read and which keep most programs busy to the end.
     """
-    if len(x) < LEAST_ROWS or weight.dtype != torch.bfloat16 or not is_hopper(weight.device):
+    few = any(len(x) in rows for rows in FEW_ROWS)
+    if (len(x) < LEAST_ROWS and not few) or weight.dtype != torch.bfloat16 or not is_hopper(weight.device):
         return False
-    return _busy_share(x, weight) >= LEAST_FULL and _whole(weight) and describable(x, weight)
+    least = LEAST_FULL_FEW if few else LEAST_FULL
+    return _busy_share(x, weight) >= least and _whole(weight) and describable(x, weight)
 
 
 def takes_up(x: torch.Tensor, weight: torch.Tensor) -> bool:

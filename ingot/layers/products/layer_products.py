@@ -299,8 +299,7 @@ class PackedProduct(Product):
 
     def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
         """As of ``Product``, in one kernel if it is ``wide`` and down's form is dense."""
-        silu = isinstance(mlp, GatedMLP) and mlp.activation == "silu" and self.bias is None
-        if self.wide and silu and isinstance(form, DenseForm):
+        if self.wide and _gates(mlp, self.bias) and isinstance(form, DenseForm):
             return packed_prompt_gate_up(_dense(x), self.linear.stored())
         return super().inner(x, mlp, form)
 
@@ -337,9 +336,8 @@ class PromptProduct(Product):
 
     def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
         rows, weight = _dense(x), self.linear.stored()
-        silu = isinstance(mlp, GatedMLP) and mlp.activation == "silu" and self.bias is None
         many = takes_many_rows(rows, weight) or takes_wide(len(rows), rows.dtype, weight, natural=True)
-        if silu and isinstance(form, DenseForm) and many:
+        if _gates(mlp, self.bias) and isinstance(form, DenseForm) and many:
             return packed_prompt_gate_up(rows, weight)
         return super().inner(x, mlp, form)
 
@@ -434,6 +432,11 @@ class BlockProduct(Int8Product):
 
     def weight(self, rows: int) -> AnyInt8:
         return self._own.weight
+
+
+def _gates(mlp: GatedMLP | MLP, bias: torch.Tensor | None) -> bool:
+    """Whether the kernel of a product without bias computes the activation, too."""
+    return isinstance(mlp, GatedMLP) and mlp.activation == "silu" and bias is None
 
 
 def _dense(x: Rows) -> torch.Tensor:

@@ -31,7 +31,7 @@ SPAN = 8  # tiles of rows in turn: programs that run at once read so few rows an
 # From so many rows on, by bits, a product with more outputs than packed_matmul splits is faster here: x is
 # read from L2 once per 128 outputs of 256 rows. The same of as many as one of its smaller tiles has, if they
 # are in natural order: packed_matmul's best tiles take them in the operand's.
-WIDE_ROWS = {4: 129, 8: 193}
+WIDE_ROWS = {4: 65, 8: 192}
 NATURAL_ROWS = range(MAX_ROWS + 1, 129)
 _BUILT: set[tuple[Any, ...]] = set()
 
