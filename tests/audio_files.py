@@ -12,6 +12,7 @@ from typing import Any
 
 import av
 import numpy as np
+import torch
 
 
 class _Pipe(io.RawIOBase):
@@ -59,6 +60,13 @@ def media(
         if video:
             file.mux(pictures.encode(None))
     return bytes(target.data) if piped else bytes(target.getvalue())
+
+
+def swelling_noise(count: int, seed: int, speed: float) -> np.ndarray:
+    """Noise [count] at 16 kHz, whose loudness swells; ``speed`` in radians per second."""
+    noise = torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    swell = (torch.arange(count) / 16000 * speed).sin() ** 2
+    return (0.2 * noise * swell).numpy()
 
 
 def silent_film(container: str = "mp4") -> bytes:

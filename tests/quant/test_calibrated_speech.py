@@ -27,6 +27,7 @@ from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import linears
 from ingot.measure.align.align_session import align
 from ingot.proof.verify_engine import verify
+from tests.audio_files import swelling_noise
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, LAYERS, MELS, write_speech
 from tests.quant.models import CPU, divergence, opened
@@ -52,9 +53,7 @@ NEARER = {"gptq": 0.5, "awq": 0.7, "w4a8 by gptq": 0.5, "smoothquant": 1.0, "dec
 
 def write_clip(path: Path, seed: int, frames: int = FRAMES) -> Path:
     """A recording of noise whose loudness swells."""
-    generator, count = torch.Generator().manual_seed(seed), frames * HOP
-    swell = (torch.arange(count) / 16000 * (3 + seed % SAMPLES)).sin() ** 2
-    soundfile.write(path, (0.2 * torch.randn(count, generator=generator) * swell).numpy(), 16000)
+    soundfile.write(path, swelling_noise(frames * HOP, seed, 3 + seed % SAMPLES), 16000)
     return path
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import soundfile
-import torch
 
 from ingot.building.builder import build
 from ingot.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.audio_files import swelling_noise
 from tests.encoders.speech import write_multilingual, write_speech
 
 SIZES = {"gpt2": 51864, "multilingual": 51865}
@@ -42,10 +42,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("clips")
     paths = [folder / f"{name}.wav" for name in ("one", "two", "three")]
     for seed, path in enumerate(paths):
-        generator = torch.Generator().manual_seed(seed)
-        count = 16000 + 8000 * seed
-        swell = (torch.arange(count) / 16000 * (3 + seed)).sin() ** 2
-        soundfile.write(path, (0.2 * torch.randn(count, generator=generator) * swell).numpy(), 16000)
+        soundfile.write(path, swelling_noise(16000 + 8000 * seed, seed, 3 + seed), 16000)
     return paths
 
 

@@ -21,6 +21,7 @@ from ingot.models.speech_tokens import SpeechTokens
 from ingot.speech.dtw_alignment import smoothed, warp
 from ingot.speech.recording_features import Transcript
 from ingot.speech.transcriber import Transcriber
+from tests.audio_files import swelling_noise
 from tests.encoders.speech import write_speech
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -79,10 +80,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def noise(seconds: float, seed: int = 1) -> torch.Tensor:
     """Something that changes as it goes on."""
-    generator = torch.Generator().manual_seed(seed)
-    count = int(seconds * 16000)
-    swell = (torch.arange(count) / 16000 * 2.1).sin() ** 2
-    return 0.2 * torch.randn(count, generator=generator) * swell
+    return torch.from_numpy(swelling_noise(int(seconds * 16000), seed, 2.1))
 
 
 def greedy(both: Both, features: torch.Tensor, count: int, timestamps: bool) -> list[int]:

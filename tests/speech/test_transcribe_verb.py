@@ -184,15 +184,21 @@ def test_every_option_has_a_flag_that_says_what_it_does() -> None:
         assert found[field.name].default is None
 
 
-def test_what_flags_become(whisper: Path, clips: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The options of a transcription, which is not made."""
+    found: dict[str, Any] = {}
 
     def note(transcriber: object, sources: object, together: int, **options: Any) -> Any:
-        seen.update(options)
+        found.update(options)
         return
         yield
 
     monkeypatch.setattr("ingot.speech.recording_files.transcribe_each", note)
+    return found
+
+
+def test_what_flags_become(whisper: Path, clips: list[Path], seen: dict[str, Any]) -> None:
     words = "--temperature 0,0.5 --logprob-threshold none --compression-ratio-threshold 3 --no-timestamps"
     words += " --suppress-tokens 1,2 --word-timestamps --beam-size 4 --initial-prompt Hi"
     ingot("transcribe", whisper, clips[0], *words.split(), "--device", "cpu")
@@ -204,16 +210,8 @@ def test_what_flags_become(whisper: Path, clips: list[Path], monkeypatch: pytest
 
 
 def test_none_is_a_value_of_each_option_that_may_be_none(
-    whisper: Path, clips: list[Path], monkeypatch: pytest.MonkeyPatch
+    whisper: Path, clips: list[Path], seen: dict[str, Any]
 ) -> None:
-    seen: dict[str, Any] = {}
-
-    def note(transcriber: object, sources: object, together: int, **options: Any) -> Any:
-        seen.update(options)
-        return
-        yield
-
-    monkeypatch.setattr("ingot.speech.recording_files.transcribe_each", note)
     names = ("beam_size", "best_of", "patience", "length_penalty", "max_initial_timestamp")
     words = [word for name in names for word in (flag_of(name), "None")]
     ingot("transcribe", whisper, clips[0], *words, "--device", "cpu")

@@ -23,6 +23,7 @@ from tests.e2e.tiny import write_tiny
 from tests.measure.align.planted import BUGS, plant
 from tests.measure.align.planted_on_disk import ON_DISK, plant_on_disk
 from tests.measure.align.traced import divergences
+from tests.parity.test_huggingface import LLAMA3
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 IDS = random_ids(24, seed=5)
@@ -165,14 +166,6 @@ def test_one_changed_weight_is_not_guessed(kind: str, checkpoint: Made) -> None:
     assert named(clean, broken) == []
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "rope_theta": 500.0,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1000.0}
 STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
