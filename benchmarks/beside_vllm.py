@@ -1,8 +1,9 @@
 """The same work by vLLM or by Ingot on an 8B shape with random weights, one side in one process.
 
-Every run has new random prompts; the first run of each kind of work is not timed. A decode step's time is
-that of a run with all new tokens less the median of those with one, divided by the further tokens. The JSON
-holds median, p90, least and most, the machine and its ceiling, the commit and the command.
+Every run has new random prompts; the first run of each kind of work is not timed. The garbage collector of
+either side leaves alone what is alive after loading. A decode step's time is that of a run with all new
+tokens less the median of those with one, divided by the further tokens. The JSON holds median, p90, least and
+most, the machine and its ceiling, the commit and the command.
 
     python benchmarks/beside_vllm.py vllm benchmarks/shapes/qwen3-8b.json --json FILE    # needs vllm 0.22.1
     python benchmarks/beside_vllm.py ingot benchmarks/shapes/qwen3-8b.json --quant w4a16 --json FILE
@@ -11,6 +12,7 @@ holds median, p90, least and most, the machine and its ceiling, the commit and t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shlex
@@ -152,6 +154,8 @@ def main() -> None:
         by_vllm(given.shape, seeds) if given.side == "vllm" else by_ingot(given.shape, given.quant, seeds)
     )
     facts["start_s"] = round(time.perf_counter() - begun, 1)
+    gc.collect()
+    gc.freeze()  # as both servers do after loading: no collection walks all libraries during a run
     works = [work for work in WORKS if work.name in given.works.split(",")]
     record = {
         "command": shlex.join(["python", "benchmarks/beside_vllm.py", *sys.argv[1:-1], "FILE"]),
