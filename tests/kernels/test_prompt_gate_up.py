@@ -14,11 +14,17 @@ from ingot.errors import IngotError
 from ingot.kernels.product import prompt_gate_up as module
 from ingot.kernels.product.prompt_gate_up import (
     LEAST_ROWS,
+    LEAST_ROWS_TALL,
     LEAST_ROWS_UP,
+    SHORT,
+    TALL,
+    THREE,
+    TWO,
     prompt_gate_up,
     prompt_up,
     takes_gate_up,
     takes_up,
+    tall_tiles,
 )
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.products import layer_products
@@ -151,14 +157,56 @@ def test_a_layer_takes_it(
     assert mlp.activate.call_count == 1 - called
 
 
+def ends(tall: int, rows: int, across: int, programs: int) -> int:
+    """When the last program ends, by handing out tile after tile."""
+    short = -(-max(rows - 192 * tall, 0) // 128)
+    times = [TALL] * (tall * across) + [SHORT] * (short * across)
+    return max(sum(times[first::programs]) for first in range(programs))
+
+
+@pytest.mark.parametrize("rows", [1, 128, 129, 1900, 2048, 4100])
+@pytest.mark.parametrize("across", [3, 16, 24, 112])
+def test_no_other_tiles_end_earlier(rows: int, across: int) -> None:
+    every = {tall: ends(tall, rows, across, 132) for tall in range(-(-rows // 192) + 1)}
+    assert every[tall_tiles(rows, across, 132)] == min(every.values())
+
+
+def launches(rows: int, plain: bool) -> dict[str, Any]:
+    """How the kernel is launched: programs, tiles of 192 rows, and its constants."""
+    x, weight, bias = (torch.empty(*size, dtype=torch.bfloat16) for size in ((rows, 64), (5632, 64), (5632,)))
+    kernel = mock.MagicMock()
+    with (
+        mock.patch.multiple(module, prompt_gate_up_kernel=kernel, descriptor=mock.Mock()),
+        mock.patch.multiple(module, multiprocessors=lambda d: 132, runs_on_gpu=lambda x: True),
+    ):
+        assert product(x, weight, bias, plain).shape == (rows, 5632 if plain else 2816)
+    (grid,), arguments = kernel.__getitem__.call_args.args[0], kernel.__getitem__().call_args
+    return {"programs": grid, "tall": arguments.args[-1], "loop": arguments.kwargs["LOOP"]}
+
+
+def test_many_rows_of_gate_and_up_have_three_groups() -> None:
+    """In tiles of 192 rows but the last, so that 132 programs end early."""
+    assert launches(LEAST_ROWS_TALL - 1, False) == {"programs": 132, "tall": 32, "loop": TWO}
+    assert launches(LEAST_ROWS_TALL, False) == {"programs": 132, "tall": 18, "loop": THREE}
+    assert launches(LEAST_ROWS_TALL, True) == {"programs": 132, "tall": 32, "loop": TWO}
+    assert launches(300, False) == {"programs": 66, "tall": 3, "loop": TWO}
+
+
 @BOTH
 @pytest.mark.gpu
 @HOPPERS
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.usefixtures("poisoned_allocations")
 def test_equal_to_float64(dtype: torch.dtype, plain: bool) -> None:
-    """One tile, many per program, ends of rows and columns; the same bits again and in another place."""
+    """One tile, many per program, ends of rows and columns; the same bits again, in another place and by
+    another number of groups.
+    """
     shapes = ((1, 256, 64), (257, 768, 520), (3000, 4096, 1024), (3000, 5120, 1280), (2500, 28672, 512))
+    shapes += (
+        (5000, 5632, 512),
+        (4097, 24576, 256),
+        (8192, 4096, 1000),
+    )  # three groups, tiles of both heights
     for rows, outputs, width in shapes:
         x = normal(rows, width + 8, dtype=dtype, device="cuda")[:, 8:]
         weight = normal(outputs, width, dtype=dtype, device="cuda", seed=1) / width**0.5
@@ -167,6 +215,7 @@ def test_equal_to_float64(dtype: torch.dtype, plain: bool) -> None:
         assert torch.equal(y, product(x, weight, bias, plain))
         if rows > 200:
             assert torch.equal(y[100:], product(x[100:], weight, bias, plain))
+            assert torch.equal(y[-2000:], product(x[-2000:], weight, bias, plain))
 
 
 @pytest.mark.gpu

@@ -25,6 +25,7 @@ _GELU_3 = gl.constexpr(0.00015938939759507775)
 _GELU_4 = gl.constexpr(-1.145242822531145e-05)
 _GELU_5 = gl.constexpr(3.85044870654383e-07)
 _GELU_6 = gl.constexpr(-5.209906284164845e-09)
+_MINUS_LOG2_E = gl.constexpr(-1.4426950408889634)
 
 
 @gluon.jit
@@ -36,10 +37,28 @@ def gated(gate: tensor, up: tensor, DTYPE: constexpr) -> tensor:
 
 
 @gluon.jit
+def quickly_gated(gate: tensor, up: tensor, DTYPE: constexpr) -> tensor:
+    """The same by approximate instructions: within 3e-7 before each rounding."""
+    gate = gate.to(DTYPE).to(gl.float32)
+    power = gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [gate * _MINUS_LOG2_E], gl.float32, is_pure=True, pack=1
+    )
+    gate = gate * _reciprocal(1.0 + power)
+    return gate.to(DTYPE) * up.to(DTYPE)
+
+
+@gluon.jit
+def _reciprocal(x: tensor) -> tensor:
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def store_gated(sums: tensor, y_desc: tensor, piece: tensor, row: tensor, output: tensor) -> None:
     """Write SiLU(gate) · up of sums whose first half are gates."""
     gate, up = _halves(sums)
-    y = gated(gate, up, y_desc.dtype)
+    y = quickly_gated(gate, up, y_desc.dtype)
     tma.store_wait(0)
     piece.store(y)
     fence_async_shared()
@@ -74,9 +93,7 @@ def gelu(x: tensor) -> tensor:
     q = q * t + _GELU_2
     q = q * t + _GELU_1
     q = q * t + _GELU_0
-    return x * gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * q)], gl.float32, is_pure=True, pack=1
-    )
+    return x * _reciprocal(1.0 + gl.exp2(x * q))
 
 
 @gluon.jit
