@@ -15,6 +15,7 @@ from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Reason = Literal["stop", "length", "abort"]
+_LATE = 256  # tokens whose text is found at once at most: others' steps wait for it
 
 
 @dataclass
@@ -90,7 +91,8 @@ class AnswerAssembler:
         self._detokenizer = IncrementalDetokenizer(tokenizer, context) if tokenizer else None
         self._stops = StopStrings(params.stop)
         self._params = params
-        self._unread: list[int] = []  # tokens whose text is found when the answer ends
+        self._reads_late = not params.stop and (tokenizer is None or tokenizer.joins_bytes)
+        self._unread: list[int] = []  # tokens whose text is found later
 
     @property
     def done(self) -> bool:
@@ -103,14 +105,15 @@ class AnswerAssembler:
         return Piece(text, tuple(kept), self._index, self.answer.finish_reason, logprobs)
 
     def keep(self, update: Update) -> None:
-        """``add`` for a call that streams nothing: the text is found when the answer ends, unless a stop
-        string may end it.
+        """``add`` for a call that streams nothing. The text of many tokens is found at once, in a tenth of
+        the time, unless a stop string may end it or the tokenizer decodes token by token anyway.
         """
-        if self._params.stop:
+        if not self._reads_late:
             self.add(update)
             return
         self._unread += update.token_ids
-        self._take(update, "", update.token_ids)
+        text = self._read_late() if len(self._unread) >= _LATE else ""
+        self._take(update, text, update.token_ids)
 
     def _take(self, update: Update, text: str, kept: Sequence[int]) -> tuple[str, tuple[TokenLogprobs, ...]]:
         """Add tokens and their text to the answer; returns the text with what an end adds, and the tokens'
@@ -148,11 +151,16 @@ class AnswerAssembler:
                 break
         return text, kept
 
+    def _read_late(self) -> str:
+        """Text that the unread tokens add."""
+        text = "" if self._detokenizer is None else self._detokenizer.add(self._unread)
+        self._unread.clear()
+        return text
+
     def _finish(self, reason: FinishReason, stop_id: int | None) -> str:
         """End the answer; returns text that was held back."""
-        text = ""
+        text = self._read_late()
         if self._detokenizer is not None:
-            text = self._detokenizer.add(self._unread)
             last, hit = self._stops.feed(self._detokenizer.flush())
             text += last
             if hit is not None:

@@ -65,6 +65,27 @@ def test_an_answer_that_nobody_streams_has_its_text_when_it_ends(tokenizer: Toke
     assert kept.answer.text == "häßlich"
 
 
+@pytest.mark.parametrize("length", [255, 256, 257, 600])
+def test_a_long_answer_that_nobody_streams_has_all_of_its_text_once(
+    tokenizer: Tokenizer, length: int
+) -> None:
+    assembler = AnswerAssembler(tokenizer, SamplingParams(), [])
+    words = bytes(97 + at % 26 for at in range(length))
+    for at, byte in enumerate(words):
+        assembler.keep(update(bytes([byte]), FinishReason.LENGTH if at == length - 1 else None))
+    assert assembler.answer.text == words.decode()
+
+
+def test_a_tokenizer_that_joins_no_bytes_is_asked_for_each_token(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "joins_bytes", False)
+    assembler = AnswerAssembler(tokenizer, SamplingParams(), [])
+    for end in range(1, 4):
+        assembler.keep(update(b"abc"[end - 1 : end]))
+        assert assembler.answer.text == "abc"[:end]
+
+
 def test_an_answer_that_is_aborted_has_the_text_of_its_tokens(tokenizer: Tokenizer) -> None:
     assembler = AnswerAssembler(tokenizer, SamplingParams(), [])
     assembler.keep(update("né".encode()[:2]))
