@@ -78,6 +78,7 @@ PACKED_CASES: dict[str, Callable[[], Any]] = {
 }
 PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "gate and up of prompts bf16": lambda: gate_up(BRAIN, 2000),
+    "gate and up of long prompts bf16": lambda: gate_up(BRAIN, 8192),
     "gate and up of prompts fp16": lambda: gate_up(HALF, 2048),
     "up of many windows fp16": lambda: up(HALF, 12000),
     "up of many windows bf16": lambda: up(BRAIN, 12000),
