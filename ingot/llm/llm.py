@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mappi
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, overload
 
 import torch
 
@@ -166,6 +166,9 @@ class LLM:
             if name in ("engine", "executor", "runtime", "_calls"):
                 raise EngineError("this LLM is closed", fix="make a new one")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError("an LLM cannot be copied or sent to another process", fix="make it there")
 
     def close(self) -> None:
         """End all requests, and free weights and caches. Calls that wait, and later ones, get an EngineError.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import signal
 import threading
 import time
@@ -342,6 +344,14 @@ def test_a_fork_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="fork"):
         llm.generate([1, 2, 3], GREEDY)
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_is_not_sent_to_another_process(send: Callable[[object], object], llm: LLM) -> None:
+    with pytest.raises(
+        EngineError, match="cannot be copied or sent to another process; to fix: make it there"
+    ):
+        send(llm.generate if send is pickle.dumps else llm)
 
 
 def test_steps_use_as_many_cpu_threads_as_the_caller_has_set(
