@@ -51,7 +51,7 @@ class EncoderConfig(JsonConfig):
         if self.hidden_size < 1 or self.activation_values < 1 or self.placeholder_id < 0:
             seen = (self.hidden_size, self.activation_values, self.placeholder_id)
             raise ConfigError("the encoder's sizes must be positive", seen=seen)
-        if not self.features or any(size < 0 for size in self.features):
+        if not self.features or any(not 0 <= size <= _MOST_POSITIONS for size in self.features):
             raise ConfigError("features must be the shape of an input", seen=self.features)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
@@ -75,6 +75,8 @@ class StackConfig(JsonConfig):
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        if odd := self.odd_fields():
+            raise ConfigError("the encoder's settings have values of another type", seen=odd)
         for name, most in _MOST.items():
             if not 0 < getattr(self, name) <= most:
                 what = f"{name} of the encoder is out of range"

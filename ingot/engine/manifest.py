@@ -147,7 +147,10 @@ class Manifest(JsonConfig):
             if "rptq" not in quant and {quant["scheme"], *quant.get("layers", {}).values()} & {*WITH_8_BITS}:
                 # Engines from before RPTQ had options have rptq-w4a4's activations in 4 bits at every site.
                 quant["rptq"] = {"eight_bits": []}
-            return cls.from_json(data).replace(tensors=entries)
+            found = cls.from_json(data).replace(tensors=entries)
+            if odd := found.odd_fields() or [name for name, own in entries.items() if own.odd_fields()]:
+                raise ValueError(f"values of another type: {', '.join(odd[:5])}")
+            return found
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if isinstance(error, EngineError):
                 raise

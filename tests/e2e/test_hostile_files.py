@@ -220,6 +220,36 @@ def test_facts_of_a_bundle(bundle: Path, tmp_path: Path, field: str, value: obje
     assert field in refused("repro", "--run", changed, "--device", "cpu")
 
 
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("generation",), [1]),
+        (("stop_ids",), ["a"]),
+        (("source_dtype",), {}),
+        (("model", "rope", "dim"), 1e308),
+        (("model", "num_layers"), True),
+        (("build", "max_batch_size"), "64"),
+        (("quant", "group"), 1.5),
+        (("tensors", "norm.weight", "dtype"), []),
+        (("tensors", "norm.weight", "shape"), [1.5]),
+        (("tensors", "norm.weight", "sha256"), 1),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_values_of_a_manifest(engine: Path, tmp_path: Path, keys: tuple[str, ...], value: object) -> None:
+    folder = tmp_path / "engine"
+    shutil.copytree(engine, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    inner = manifest
+    for key in keys[:-1]:
+        inner = inner[key]
+    assert keys[-1] in inner
+    inner[keys[-1]] = value
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(EngineError, match=r"manifest\.json is damaged"):
+        LLM(folder, "cpu")
+
+
 def test_a_floor_that_lets_everything_pass(bundle: Path, tmp_path: Path) -> None:
     """It is no verdict, in words and exit code."""
     wide = {"floor": 1e30, "token_floor": 1e30}

@@ -180,3 +180,8 @@ def test_stop_ids(qwen1: Tokenizer, qwen2: Tokenizer, llama: Tokenizer) -> None:
     for bad in ("2", True, [1, None], 1.0):
         with pytest.raises(ConfigError, match="eos_token_id"):
             stop_ids_for({"eos_token_id": bad}, {}, None, None)
+
+
+@pytest.mark.parametrize("named", [["chatml"], {"chatml": 1}, 1, None, "chatml2"])
+def test_a_chat_format_that_is_no_name_is_none(named: object, tmp_path: Path) -> None:
+    assert load_chat_format(tmp_path, {"chat_format": named}) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ingot.config.encoder_config import EncoderConfig, StackConfig
 from ingot.config.grammar_spec import Grammar
 from ingot.config.json_config import JsonConfig
 from ingot.config.runtime_config import RuntimeConfig
@@ -273,3 +274,26 @@ def test_what_a_steps_tensors_cannot_hold_is_refused(name: str, most: int) -> No
         else:
             with pytest.raises(RequestError, match=name.removesuffix("_token_ids")):
                 SamplingParams(max_new_tokens=None).replace(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("intermediate_size", True), ("num_heads", [2]), ("mlp_bias", 1), ("norm_eps", "x")]
+)
+def test_types_of_an_encoder_s_settings(name: str, value: object) -> None:
+    good: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
+    StackConfig.from_json(good)
+    with pytest.raises(ConfigError, match=rf"values of another type; seen: \['{name}'\]"):
+        StackConfig.from_json(good | {name: value})
+
+
+@pytest.mark.parametrize("size", [-1, 2**63])
+def test_sizes_of_an_input(size: int) -> None:
+    good: dict[str, Any] = {
+        "hidden_size": 8,
+        "max_positions": 4,
+        "activation_values": 1,
+        "modality": "speech",
+    }
+    EncoderConfig.from_json(good | {"features": [80, 0]})
+    with pytest.raises(ConfigError, match="features must be the shape of an input"):
+        EncoderConfig.from_json(good | {"features": [80, size]})

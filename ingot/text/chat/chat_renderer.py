@@ -42,7 +42,7 @@ def load_chat_format(
         ConfigError: ``max_window_size`` of generation_config is no positive integer.
     """
     own = generation_config.get("chat_format")
-    if override is None and own in PICTURE_FORMATS:
+    if override is None and isinstance(own, str) and own in PICTURE_FORMATS:
         override = own  # the folder's template is the language model's, which takes no pictures
     if override is not None:
         return _named(override, folder, generation_config)
