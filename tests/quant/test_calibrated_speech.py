@@ -269,6 +269,7 @@ def test_the_verb(checkpoint: Path, manifest: Path, tmp_path: Path) -> None:
     assert {m.scheme.name for n, m in own.items() if n.startswith("layers.")} == {"w4a16"}
 
 
+@pytest.mark.stays("gptq-encoder=fp32,decoder=bf16", "smoothquant-encoder=bf16")
 @pytest.mark.parametrize(
     ("name", "dtypes"),
     [

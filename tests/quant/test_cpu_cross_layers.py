@@ -76,6 +76,7 @@ def watched_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
+@pytest.mark.stays("none", "w4a16")
 @pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16"])
 def test_steps_are_those_of_the_modules(
     scheme: str, engines: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
