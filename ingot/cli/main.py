@@ -159,6 +159,10 @@ def _main(
     ] = False,
 ) -> None:
     """Turn a checkpoint into an engine, and run it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # oneMKL, which PyTorch brings, would end the process at its first product
+        raise NoSuchPathError("the working folder was removed", fix="change into one that is there") from None
 
 
 _VERBS: dict[str, tuple[Any, ...]] = {

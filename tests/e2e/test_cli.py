@@ -39,6 +39,18 @@ def engine(tiny_engine: Path) -> Path:
 # --- the frame -------------------------------------------------------------------------------------------
 
 
+def test_a_working_folder_that_was_removed(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = ingot("run", engine, "hello", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "error: the working folder was removed" in result.stderr
+    assert "fix: change into one that is there" in result.stderr
+
+
 def test_version_and_help() -> None:
     assert ingot().exit_code == 2
     assert ingot("--version").stdout == f"ingot {VERSION}\n"
