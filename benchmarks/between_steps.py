@@ -5,6 +5,7 @@ step behind, as the executor does. Their difference is what stands between two s
 
     python benchmarks/between_steps.py benchmarks/shapes/llama31-8b.json --json FILE
     python benchmarks/between_steps.py benchmarks/shapes/llama31-8b.json --layers 8 --sizes 1x600 --json FILE
+    python benchmarks/between_steps.py benchmarks/shapes/llama31-8b.json --quant w8a16 --sizes 64x600 --json F
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ LONGEST, SIZES = 20480, "1x600,8x600,64x600,8x16000"
 FEW, ROUNDS, REPEATS = 3, 16, 5
 
 
-def open_model(shape: Path, layers: int, tokens: int, batch: int) -> LLM:
+def open_model(shape: Path, layers: int, tokens: int, batch: int, quant: str | None) -> LLM:
     """The shape with random weights and so many layers, and a cache for so many tokens."""
     config = json.loads(shape.read_text(encoding="utf-8"))
     config["num_hidden_layers"] = layers or config["num_hidden_layers"]
     path = Path(tempfile.mkdtemp()) / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     runtime = RuntimeConfig(cache_tokens=tokens)
-    return LLM.from_config(path, dtype="bf16", max_batch_size=batch, max_seq_len=LONGEST, runtime=runtime)
+    return LLM.from_config(
+        path, dtype="bf16", max_batch_size=batch, max_seq_len=LONGEST, runtime=runtime, quant=quant
+    )
 
 
 class Steps:
@@ -123,13 +126,14 @@ def main() -> None:
     )
     parser.add_argument("shape", type=Path)
     parser.add_argument("--layers", type=int, default=0, help="0: the shape's")
+    parser.add_argument("--quant", help="a scheme; by default none")
     parser.add_argument("--sizes", default=SIZES, help="requests x tokens before the step")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     asked = [one.split("x") for one in given.sizes.split(",")]
     sizes = [(int(batch), int(length)) for batch, length in asked]
     tokens = max(batch * (length + 64) for batch, length in sizes)
-    llm = open_model(given.shape, given.layers, tokens, max(batch for batch, _ in sizes))
+    llm = open_model(given.shape, given.layers, tokens, max(batch for batch, _ in sizes), given.quant)
     runner = ready(llm, {batch for batch, _ in sizes})
     record: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/between_steps.py", *sys.argv[1:-1], "FILE"]),
