@@ -52,7 +52,8 @@ class EncoderConfig(JsonConfig):
             seen = (self.hidden_size, self.activation_values, self.placeholder_id)
             raise ConfigError("the encoder's sizes must be positive", seen=seen)
         if not self.features or any(not 0 <= size <= _MOST_POSITIONS for size in self.features):
-            raise ConfigError("features must be the shape of an input", seen=self.features)
+            what = "features, the shape of an input, are out of range"
+            raise ConfigError(what, seen=self.features, allowed=f"0 to {_MOST_POSITIONS} each")
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether an input has the right shape."""

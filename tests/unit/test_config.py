@@ -295,5 +295,5 @@ def test_sizes_of_an_input(size: int) -> None:
         "modality": "speech",
     }
     EncoderConfig.from_json(good | {"features": [80, 0]})
-    with pytest.raises(ConfigError, match="features must be the shape of an input"):
+    with pytest.raises(ConfigError, match="features, the shape of an input, are out of range"):
         EncoderConfig.from_json(good | {"features": [80, size]})
