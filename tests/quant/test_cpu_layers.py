@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from ingot.kernels.cpu.panel_packing import PanelPacking
 from ingot.kernels.cpu.panel_products import tiles
 from ingot.layers.cpu_layers import CpuLayers
 from ingot.layers.forward_batch import ForwardBatch
+from ingot.quant.schemes.in_panels import InPanels
 from tests.tiny_models import save_model, tiny_config
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
@@ -219,6 +221,18 @@ def test_others_are_computed_module_by_module(kind: str, runtime: RuntimeConfig,
     save_model(tiny_config(kind), tmp_path / "tiny", seed=3)
     folder = build(tmp_path / "tiny", tmp_path / "engine", dtype="bf16", proof=False)
     assert layers_of(LLM(folder, "cpu", runtime=runtime)) is None
+
+
+@pytest.mark.parametrize("engine", ["w8a16"], indirect=True)
+def test_columns_in_an_order_of_their_own_are_multiplied_by_the_module(engine: Path) -> None:
+    """The call gathers no inputs: it would multiply each by another's weight."""
+    forward = LLM(engine, "cpu").executor.runner.forward
+    assert CpuLayers.of(forward.model, forward.caches) is not None
+    down = forward.model.layers[-1].mlp.down_proj
+    assert isinstance(down.scheme, InPanels)
+    origin = mock.Mock(wraps=down.scheme.origin, ordered=True)
+    down.scheme = replace(down.scheme, origin=origin)
+    assert CpuLayers.of(forward.model, forward.caches) is None
 
 
 def part(call: str, mlp: Activation = "silu_gated", *, norm_bias: bool = False) -> Launch:

@@ -93,6 +93,12 @@ def test_one_scale_of_fp8(
 
 
 @pytest.mark.parametrize("kind", [name for name in WRITERS if name not in FP8])
+def test_scales_of_few_bits_are_not_in_few_bits(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    with raises_shown(CheckpointError, "gate_proj.*the scales are in another dtype.*seen: "):
+        read_with(folders[kind], tmp_path / "c", WRITERS[kind][1], lambda one: one.to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("kind", [name for name in WRITERS if name not in FP8])
 def test_a_scale_of_few_bits_may_be_negative_or_0(
     kind: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -116,6 +122,13 @@ def test_a_scale_of_0_over_values_of_0(folders: dict[str, Path], tmp_path: Path)
     found = read_with(tmp_path, tmp_path / "c", "weight_scale", first(0.0))
     assert not found[0].any()
     assert found[1:].any()
+
+
+@pytest.mark.parametrize("kind", ["rows", "rows-kept"])
+def test_scales_of_columns_are_none_of_rows(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    columns = load_file(folders[kind] / FILE)[f"{LAYER}.weight"].shape[1]
+    with raises_shown(CheckpointError, f"gate_proj.*scales do not fit.*{columns}"):
+        read_with(folders[kind], tmp_path / "c", "weight_scale", lambda scales: scales[:columns])
 
 
 def test_scales_by_groups_are_not_read_across(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -73,7 +73,30 @@ def test_a_long_answer_that_nobody_streams_has_all_of_its_text_once(
     words = bytes(97 + at % 26 for at in range(length))
     for at, byte in enumerate(words):
         assembler.keep(update(bytes([byte]), FinishReason.LENGTH if at == length - 1 else None))
+        unread = len(assembler.answer.token_ids) - len(assembler.answer.text or "")
+        assert unread < 256, "others' steps wait for the text of so many tokens"
     assert assembler.answer.text == words.decode()
+
+
+@pytest.mark.parametrize("before", [252, 253, 254, 255, 256, 509])
+def test_a_character_that_a_late_reading_cuts_is_whole(tokenizer: Tokenizer, before: int) -> None:
+    """Its bytes are tokens on both sides of one that ends a reading; special tokens have no text."""
+    assembler = AnswerAssembler(tokenizer, SamplingParams(), [])
+    special = tokenizer.special_tokens["<|endoftext|>"]
+    ids = [*b"a" * (before - 1), special, *"€".encode(), *b"b" * 9]
+    for at, token in enumerate(ids):
+        reason = FinishReason.LENGTH if at == len(ids) - 1 else None
+        assembler.keep(Update("r0", 0, (token,), reason))
+    assert assembler.answer.text == "a" * (before - 1) + "€" + "b" * 9
+    assert assembler.answer.token_ids == ids
+
+
+def test_many_tokens_of_one_update_have_their_text_at_once(tokenizer: Tokenizer) -> None:
+    """As those of a beam, whose last bytes may be half a character."""
+    assembler = AnswerAssembler(tokenizer, SamplingParams(), [])
+    assembler.keep(update(b"x" * 700 + "é".encode()[:1], FinishReason.LENGTH))
+    assert assembler.answer.text == "x" * 700 + "\ufffd"
+    assert assembler.done
 
 
 def test_a_tokenizer_that_joins_no_bytes_is_asked_for_each_token(

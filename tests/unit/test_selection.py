@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ingot.config.sampling_params import SamplingParams
@@ -35,6 +37,24 @@ def test_each_gets_as_many_likeliest_tokens_as_it_asked_for() -> None:
     reported = [None if choice.logprobs is None else len(choice.logprobs.top) for choice in choices]
     assert reported == [4, 1, None]
     assert [choice.token_id for choice in choices] == LOGITS.argmax(-1).tolist()
+
+
+def test_each_rule_alone_is_one() -> None:
+    """A row without rules beside it has none of them."""
+    best = int(LOGITS[0].argmax())
+    rules: list[dict[str, Any]] = [
+        {"logit_bias": {7: 50.0}},
+        {"repetition_penalty": 9.0},
+        {"presence_penalty": 2.0},
+    ]
+    rules += [{"frequency_penalty": 2.0}, {"min_new_tokens": 3, "stop_token_ids": (best,)}]
+    for rule in rules:
+        request = Request("r", [best], SamplingParams(**rule), 9, output_ids=[best])
+        beside = Request("s", [best], SamplingParams(), 9, output_ids=[best])
+        counts = TokenCounts(2, VOCAB, 9, torch.device("cpu"))
+        first, second = TokenSelector(frozenset(), counts).select([request, beside], LOGITS[[0, 0]].clone())
+        assert (first.token_id == best, second.token_id) == (False, best), rule
+    assert select(SamplingParams(logit_bias={7: 50.0}))[0].token_id == 7
 
 
 def test_processors_of_a_request_get_all_its_ids_after_the_penalties() -> None:
