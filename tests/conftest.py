@@ -225,8 +225,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """The libraries and the tests stay: the collections that Ingot asks for need not walk through them."""
-    gc.collect()
+    """The libraries and the tests stay: the collections that Ingot asks for need not walk through them. The
+    little garbage among them stays, too: to look for it takes each worker a second.
+    """
     gc.freeze()
 
 

@@ -6,6 +6,7 @@ fail here. What they launch is caught and compiled. One JSON list on the last li
 
     python -m tests.kernels.compile_kernels 80 90
     python -m tests.kernels.compile_kernels 90 "token feed" "norms 4096 fp16"     # of these cases alone
+    python -m tests.kernels.compile_kernels 90 "token feed" 86 "norms 4096 fp16"  # then others for sm_86
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -263,14 +264,28 @@ def limit_shared(size: int) -> None:
         module.shared_bytes = lambda device: size  # type: ignore[attr-defined]
 
 
+def requests(arguments: Sequence[str]) -> list[tuple[list[int], list[str]]]:
+    """GPUs and the cases to compile for them, in order; no cases are all."""
+    found: list[tuple[list[int], list[str]]] = []
+    for argument in arguments:
+        if argument.isdecimal():
+            if not found or found[-1][1]:
+                found.append(([], []))
+            found[-1][0].append(int(argument))
+        else:
+            found[-1][1].append(argument)
+    return found
+
+
 def main() -> None:
-    rows, capabilities = [], [int(argument) for argument in sys.argv[1:] if argument.isdecimal()]
-    small = [SMALL_SHARED[capability] for capability in capabilities if capability in SMALL_SHARED]
-    if small:
-        limit_shared(min(small))
-    for row in compiled(capabilities, sys.argv[1 + len(capabilities) :]):
-        print(row, file=sys.stderr, flush=True)
-        rows.append(row)
+    rows = []
+    for capabilities, cases in requests(sys.argv[1:]):
+        small = [SMALL_SHARED[capability] for capability in capabilities if capability in SMALL_SHARED]
+        if small:
+            limit_shared(min(small))
+        for row in compiled(capabilities, cases):
+            print(row, file=sys.stderr, flush=True)
+            rows.append(row)
     print(json.dumps(rows))
 
 

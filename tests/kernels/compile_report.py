@@ -73,15 +73,17 @@ KERNELS = {
 }
 
 
-def compiled_for(capability: int, cache: Path, cases: Sequence[str] = ()) -> list[dict[str, Any]]:
+def compiled_for(
+    capability: int, cache: Path, cases: Sequence[str] = (), *then: int | str
+) -> list[dict[str, Any]]:
     """A row a kernel and launch, of all cases or of some, from a process of its own: this one may run
-    Triton's interpreter.
+    Triton's interpreter. ``then`` is another GPU and cases of it, whose rows come last.
     """
     root = Path(__file__).resolve().parents[2]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_kernels", str(capability), *cases],
+        [sys.executable, "-m", "tests.kernels.compile_kernels", *map(str, [capability, *cases, *then])],
         cwd=root,
         env=environment,
         capture_output=True,
