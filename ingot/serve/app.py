@@ -65,12 +65,14 @@ class ServerState:
 
     def find(self, name: str | None) -> ServedModel:
         """The model of a request, by default the only one; raises ApiError where there is none of this name
-        (404), or the server is stopping (503).
+        (404), none is named beside several (400), or the server is stopping (503).
         """
         if self.stopping:
             raise stopping()
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
+        if name is None:
+            raise bad_request(f"model is missing; this server has {', '.join(self.models)}", "model")
         if name not in self.models:
             text = f"no such model: {name!r:.200}; this server has {', '.join(self.models)}"
             raise ApiError(404, text, param="model", code="model_not_found")

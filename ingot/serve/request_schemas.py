@@ -212,8 +212,8 @@ REFUSED = {
     "include": "log-probabilities of a transcript",
     "languages": "a choice of languages (send one as language)",
     "chunking_strategy": "voice activity detection by a request's values",
-    "known_speaker_names": "telling speakers apart",
-    "known_speaker_references": "telling speakers apart",
+    "known_speaker_names": "speaker diarization",
+    "known_speaker_references": "speaker diarization",
 }
 # Fields that one kind of body serves and another refuses.
 SERVED: dict[type, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from ingot.llm.explain_prompt import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.prompt_inputs import Chat, PromptLike, chat_pieces, prompt_entry
 from ingot.llm.sampling_defaults import Defaults, read_defaults
-from ingot.serve.api_errors import ApiError, bad_request, refused, stopping, unsupported
+from ingot.serve.api_errors import ApiError, bad_request, refused, stopping
 from ingot.serve.engine_calls.answering import Job
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.text_files import TextFiles
@@ -152,8 +152,8 @@ class ServedModel:
         refuse_media(messages, images=self.pictures is not None)
         chat = self.side.text.chat
         if tools and chat is not None and "tools" not in chat.variables:
-            what = f"telling {self.name} of tools (its chat format has no place for them)"
-            raise unsupported("tools", what)
+            text = f"tools: the chat format of {self.name} takes no tools; use a model whose format does"
+            raise bad_request(text, "tools", "unsupported_parameter")
         try:
             return Chat(messages, tools, variables)
         except RequestError as error:

@@ -15,6 +15,7 @@ import pytest
 
 from ingot.config.server_config import ServeConfig
 from ingot.serve import server
+from ingot.serve.api_errors import ApiError
 from ingot.serve.app import _SPARE, ServerState, make_app
 from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.http.http_bodies import Guard
@@ -72,3 +73,17 @@ def test_requests_of_all_models_have_room(rooms: list[int]) -> None:
     app = make_app(ServerState(models, ServeConfig(), Metrics()), None)
     (guard,) = (one for one in app.user_middleware if one.cls is Guard)  # type: ignore[comparison-overlap]
     assert guard.kwargs["most_open"] == _SPARE + sum(rooms)
+
+
+def test_a_request_without_a_model() -> None:
+    models: Any = {"qwen": "first", "pocket": "second"}
+    several = ServerState(models, ServeConfig(), Metrics())
+    with pytest.raises(ApiError, match=r"^model is missing; this server has qwen, pocket$") as caught:
+        several.find(None)
+    assert (caught.value.status, caught.value.param) == (400, "model")
+    with pytest.raises(ApiError, match="no such model: ''; this server has qwen, pocket") as caught:
+        several.find("")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert several.find("pocket") == models["pocket"]
+    only: Any = {"qwen": "first"}
+    assert ServerState(only, ServeConfig(), Metrics()).find(None) == only["qwen"]

@@ -18,7 +18,7 @@ from ingot.serve.api.tool_fields import read_tools
 from ingot.serve.api_errors import ApiError
 from ingot.serve.response_formats import MAX_SCHEMA_BYTES, AnswerFormat
 from tests.serve.client import JSON, Server
-from tests.serve.conftest import TOOLS, chat
+from tests.serve.conftest import NAME, TOOLS, chat
 from tests.serve.published import Schema
 
 CHAT = "/v1/chat/completions"
@@ -196,6 +196,7 @@ def test_a_chat_format_without_a_place_for_tools(server: Server) -> None:
         "tools",
         "unsupported_parameter",
     )
+    assert f"the chat format of {NAME} takes no tools" in reply.error["message"]
     assert server.post(CHAT, chat(tools=BOTH, tool_choice="none", max_tokens=1)).status == 200
 
 
