@@ -5,7 +5,8 @@ A value is what one ``parametrize`` gives, several names together included.
 
     @pytest.mark.grid       # every pair of two parameters' values is in some case that stays
     @pytest.mark.grid(1)    # every value is
-    @pytest.mark.stays("gpt2", "gemma2")    # the cases of these ids; "-cpu" at an id's end is left out
+    @pytest.mark.stays("gpt2", "gemma2")    # the cases of these ids; "-cpu" at an id's end is left out.
+                                            # Beside it ``grid`` leaves none of them out
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def mark_the_rest_slow(items: Sequence[pytest.Item | _Case]) -> None:
     for item in items:
         # A mark, not a keyword: the name of the checkout's folder is a keyword too.
         is_grid = item.get_closest_marker("grid") is not None and "gpu" not in item.keywords
+        is_grid &= item.get_closest_marker("stays") is None
         is_grid &= item.nodeid.partition("[")[0] not in item.config.stash.get(_THINNED, set())
         if isinstance(item, pytest.Function | _Case) and is_grid:
             values = values_of(item)

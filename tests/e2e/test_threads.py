@@ -391,3 +391,10 @@ def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]
     assert loop._orders.qsize() == 0  # its call ended with the loop
     loop.settle(stream.close)  # type: ignore[attr-defined]
     assert loop._orders.qsize() == 1  # for nobody
+
+
+def test_a_call_of_many_prompts_that_are_read_waits_for_the_last(llm: LLM) -> None:
+    """More than a step has requests: they end in different steps."""
+    prompts = [random_ids(3 + i, i) for i in range(12)]
+    alone = [llm.embed(prompt)[0] for prompt in prompts]
+    assert torch.allclose(llm.embed(prompts), torch.stack(alone), atol=1e-5)

@@ -31,6 +31,8 @@ def test_a_typo_is_named(stream: bool, server: Server) -> None:
     assert reply.status == plain.status == 200
     assert headers_of(reply.headers) == "max_token, num_beams, user"
     assert headers_of(plain.headers) is None
+    assert reply.headers.keys() - plain.headers.keys() == {HEADER}
+    assert not plain.headers.keys() - reply.headers.keys()
     if not stream:
         assert reply.json["choices"] == plain.json["choices"]
 

@@ -67,3 +67,23 @@ def test_a_marked_test_keeps_pairs_by_implementation(pytester: pytest.Pytester) 
         assert len({(case["dtype"], case["rows"], case["width"]) for case in few}) == 6
         assert len({(case["form"][0], case["rows"], case["width"]) for case in few}) == 6
         assert len({(case["form"][0], case["dtype"]) for case in few}) == 4
+
+
+def test_all_cases_that_are_named_stay(pytester: pytest.Pytester) -> None:
+    """Also of a grid, whose pairs might be in others."""
+    pytester.makeini("[pytest]\nmarkers = grid\n    stays\n    slow\n")
+    path = pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.stays("0-1", "0-2", "1-2")
+        @pytest.mark.grid(1)
+        @pytest.mark.parametrize("b", [0, 1, 2])
+        @pytest.mark.parametrize("a", [0, 1, 2])
+        def test_both(a, b): ...
+        """
+    )
+    items, _ = pytester.inline_genitems(path)
+    mark_the_rest_slow(items)
+    stay = [item.name for item in items if "slow" not in item.keywords]
+    assert stay == ["test_both[0-1]", "test_both[0-2]", "test_both[1-2]"]

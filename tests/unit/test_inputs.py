@@ -164,6 +164,18 @@ def test_a_step_of_the_last_placeholder_alone_has_its_row() -> None:
     assert inputs(both, last + 1).spliced is None
 
 
+def test_one_request_with_an_input_among_others() -> None:
+    """First, in the middle or last; the others have tables of nothing."""
+    with_one = Request("a", [5, 6], SamplingParams(), 20, blocks=[0])
+    with_one.encoded[0] = EncoderEntry(b"", [3, 7], 6)
+    for place in range(3):
+        items = [Request(f"r{i}", [5, 6], SamplingParams(), 20, blocks=[i + 1]) for i in range(2)]
+        items.insert(place, with_one)
+        found = layout_of([ScheduledRequest(one, 1, 1, samples=True) for one in items], 4).inputs
+        assert list(found.encoded_lens) == [6 * (at == place) for at in range(3)]
+    assert not layout_of([ScheduledRequest(items[0], 1, 1, samples=True)], 4).inputs.encoded_lens
+
+
 @pytest.mark.parametrize("what", ["inputs", "rows"])
 def test_a_fork_reads_inputs_in_threads_of_its_own(what: str) -> None:
     """Those of the process that forked are not there."""
