@@ -10,9 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from typing import Any
 
-from openai import OpenAI
+try:
+    from openai import APIConnectionError, OpenAI, OpenAIError
+except ModuleNotFoundError:
+    sys.exit("error: OpenAI's client is not installed; to fix: pip install openai")
 
 
 def add(a: int, b: int) -> int:
@@ -35,25 +39,36 @@ TOOLS: Any = [
         },
     }
 ]
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("--url", default="http://127.0.0.1:8000")
-parser.add_argument("--model", help="default: the server's first")
-args = parser.parse_args()
-args.url = args.url.rstrip("/")
 
-with OpenAI(base_url=f"{args.url}/v1", api_key=os.environ.get("INGOT_API_KEY", "none")) as client:
-    model = args.model or client.models.list().data[0].id
-    messages: Any = [{"role": "user", "content": "How much is 27 + 58?"}]
-    # "required" makes sure that there is a call; with "auto" the model decides.
-    answer = client.chat.completions.create(
-        model=model, messages=messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
-    )
-    message = answer.choices[0].message
-    messages.append(message)
-    for call in message.tool_calls or []:
-        if call.type == "function":
-            result = add(**json.loads(call.function.arguments))
-            print(f"{call.function.name}({call.function.arguments}) = {result}")
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
-    answer = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=64)
-    print(answer.choices[0].message.content)
+
+def main(url: str, model: str | None) -> None:
+    with OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("INGOT_API_KEY", "none")) as client:
+        model = model or client.models.list().data[0].id
+        messages: Any = [{"role": "user", "content": "How much is 27 + 58?"}]
+        # "required" makes sure that there is a call; with "auto" the model decides.
+        answer = client.chat.completions.create(
+            model=model, messages=messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+        )
+        message = answer.choices[0].message
+        messages.append(message)
+        for call in message.tool_calls or []:
+            if call.type == "function":
+                result = add(**json.loads(call.function.arguments))
+                print(f"{call.function.name}({call.function.arguments}) = {result}")
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+        answer = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=64)
+        print(answer.choices[0].message.content)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--model", help="default: the server's first")
+    args = parser.parse_args()
+    args.url = args.url.rstrip("/")
+    try:
+        main(args.url, args.model)
+    except APIConnectionError:
+        sys.exit(f"error: no server answers at {args.url}; to fix: ingot serve engines/qwen3")
+    except OpenAIError as error:
+        sys.exit(f"error: the server refused the request; seen: {error}")

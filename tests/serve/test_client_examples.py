@@ -126,6 +126,15 @@ async def aiohttp_replies() -> Any:
         await runner.cleanup()
 
 
+def test_function_calling_is_refused(server: Server, run: Any) -> None:
+    with pytest.raises(
+        SystemExit, match=r"the server refused the request; .*the chat format of .* takes no tools"
+    ):
+        run("function_calling.py", "--url", url_of(server))
+    with pytest.raises(SystemExit, match=f"no server answers at {NOWHERE}"):
+        run("function_calling.py", "--url", NOWHERE, "--model", "qwen3")
+
+
 @pytest.mark.slow
 def test_function_calling(tool_server: Server, run: Any) -> None:
     out = run("function_calling.py", "--url", url_of(tool_server))
