@@ -30,6 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ingot.kernels.product.packed.prompt_loop import packed_prompt_kernel
 from ingot.kernels.tiles import int8_tiles, packed_tiles, product_tiles
 from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
@@ -48,6 +49,7 @@ OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING 
 OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING | HOPPER_CASES | FP8_CASES | FP8_OVERLAPPING
 OVERLAPPING |= WINDOW_CASES
 
+COUNT_WAITS = {packed_prompt_kernel}  # to disassemble a kernel takes up to half a second
 SMALL_SHARED = {86: 99 << 10, 89: 99 << 10}  # of GPUs whose launchers choose smaller tiles
 
 POINTERS = {
@@ -251,7 +253,7 @@ def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, An
                     "early_reads": early_reads(binary.asm["ptx"]),
                     "reductions": reductions(binary.asm["ttgir"]),
                     "operand_runs": operand_runs(binary.asm["ttgir"]),
-                    "product_waits": product_waits(binary.asm["cubin"]) if kernel.is_gluon() else None,
+                    "product_waits": product_waits(binary.asm["cubin"]) if kernel in COUNT_WAITS else None,
                     **resources(binary.asm["cubin"]),
                 }
 
