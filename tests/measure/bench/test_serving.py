@@ -286,6 +286,7 @@ def test_a_load_of_which_nothing_succeeds_exits_with_1() -> None:
     ("words", "reported"),
     [
         (("--url", "http://127.0.0.1:1"), "no server answers"),
+        (("--url", "http://127.0.0.1:1"), "fix: start it (ingot serve ENGINE), or correct --url"),
         (("--rate", "0"), "not a list of rates"),
         (("--rate", "nan"), "not a list of rates"),
         (("--concurrency", "1.5"), "concurrencies must be positive integers"),

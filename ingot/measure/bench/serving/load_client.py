@@ -114,7 +114,8 @@ class Client:
 
     def _unreachable(self, error: object) -> IngotError:
         reason = _reason(error) if isinstance(error, Exception) else error
-        return ConfigError("no server answers", seen=f"{self.target.base} ({reason})", field="url")
+        fix = "start it (ingot serve ENGINE), or correct `url`"
+        return ConfigError("no server answers", seen=f"{self.target.base} ({reason})", fix=fix, field="url")
 
 
 @asynccontextmanager
