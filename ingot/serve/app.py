@@ -164,14 +164,12 @@ def _add_speech(app: FastAPI, state: ServerState) -> None:
 
 def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
     @app.post("/chat")
-    @app.post("/chat/")
     async def simple_chat(request: Request) -> Response:
         body = await _json_body(request, schemas.SimpleChatRequest, state.config.max_body)
         answer = SimpleChat(state.reader(body.model), body).answer()
         return json_answer(await until_disconnected(request, answer))
 
     @app.post("/stream_chat")
-    @app.post("/stream_chat/")
     async def simple_stream(request: Request) -> Response:
         body = await _json_body(request, schemas.SimpleChatRequest, state.config.max_body)
         return await event_stream(request, SimpleChat(state.reader(body.model), body).events())

@@ -13,16 +13,14 @@ from ingot.serve.api.explain_endpoint import HEADER
 from ingot.version import VERSION
 
 _EXPLAINED = ("/v1/chat/completions", "/v1/completions")
-_STREAMS = (*_EXPLAINED, "/v1/responses", "/stream_chat", "/stream_chat/")
+_STREAMS = (*_EXPLAINED, "/v1/responses", "/stream_chat")
 _POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ("Answer a conversation.", schemas.ChatRequest),
     "/v1/completions": ("Continue prompts.", schemas.CompletionRequest),
     "/v1/responses": ("Answer a conversation, in the shape of the newer API.", schemas.ResponsesRequest),
     "/v1/embeddings": ("Turn inputs into vectors of unit length.", schemas.EmbeddingRequest),
     "/chat": ("Answer a question with its history.", schemas.SimpleChatRequest),
-    "/chat/": ("Answer a question with its history.", schemas.SimpleChatRequest),
     "/stream_chat": ("Stream the answer to a question with its history.", schemas.SimpleChatRequest),
-    "/stream_chat/": ("Stream the answer to a question with its history.", schemas.SimpleChatRequest),
     "/tokenize": ("The token ids of a prompt or a conversation.", schemas.TokenizeRequest),
     "/detokenize": ("The text of token ids.", schemas.DetokenizeRequest),
 }
