@@ -1,6 +1,6 @@
 """A model's name made into a local folder: one that is here, else one of Hugging Face's (hub_repos.py).
 
-Only for the latter is Hugging Face's library imported, with its HTTP client: 150 modules.
+Only for the latter is Hugging Face's library imported, with its HTTP client: 150 modules. PyTorch is not.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ def resolve_checkpoint(
     from ingot.checkpoint.hub_repos import resolve_id
 
     return resolve_id(name_or_path, path, revision, cache_dir, offline)
+
+
+def expect_checkpoint(name_or_path: str | Path, revision: str | None = None, offline: bool = False) -> None:
+    """Refuse a name that is neither on this machine nor on the hub, as ``resolve_checkpoint`` does, but
+    without PyTorch and without a download: a verb asks before it imports more.
+    """
+    path = Path(name_or_path).expanduser()
+    if not _is_local(name_or_path, path):
+        from ingot.checkpoint.hub_repos import expect_id
+
+        expect_id(name_or_path, path, revision, offline)
 
 
 def resolve_config(name_or_path: str | Path, revision: str | None = None) -> Path:

@@ -63,6 +63,20 @@ def resolve_id(
         raise
 
 
+def expect_id(name_or_path: str | Path, path: Path, revision: str | None, offline: bool) -> None:
+    """``expect_checkpoint`` of what is not on this machine; ``path``: the name as a path."""
+    files = gguf_id(name_or_path)
+    repo = _repo_id(name_or_path, path) if files is None else files.repo
+    if _cached(repo, revision, None, _NOTHING) is not None:
+        return  # complete or not
+    if offline or constants.HF_HUB_OFFLINE:
+        resolve_id(name_or_path, path, revision, None, offline)
+    try:
+        HfApi().model_info(repo, revision=revision)
+    except _NETWORK_ERRORS as error:
+        raise _explain(repo, revision, error) from error
+
+
 def resolve_id_config(name_or_path: str | Path, path: Path, revision: str | None) -> Path:
     """``resolve_config`` of what is not on this machine; ``path``: the name as a path."""
     if (files := gguf_id(name_or_path)) is not None:

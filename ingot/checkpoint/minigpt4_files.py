@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.config.files.yaml_text import YamlError, load_yaml
 from ingot.errors import CheckpointError, NoSuchPathError
+
+if TYPE_CHECKING:
+    from ingot.checkpoint.shard_reader import TensorInfo
 
 MODEL = "minigpt4"
 ARCHITECTURE = "MiniGPT4ForConditionalGeneration"

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.files_flags import PartFlags
 from ingot.cli.options.flags import (
     CHECKPOINT,
@@ -97,6 +98,8 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
     if proving.prove is not None and not isinstance(checkpoint, str):
         what = "it needs one path: name the files in a YAML file (docs/vision.md) and give that"
         raise typer.BadParameter(what, param_hint="--prove")
+    if isinstance(checkpoint, str):
+        expect_model(checkpoint, flags.revision)
     quant = quantized.config()
     with ends_once():
         from ingot.building import builder

@@ -11,6 +11,7 @@ import typer
 from ingot.cli.options.flags import AsJson, option
 from ingot.cli.terminal.console import print_json, print_lines, stdout
 from ingot.cli.terminal.step_list import status_shown
+from ingot.engine.manifest import expect_engine
 
 if TYPE_CHECKING:
     from ingot.engine.engine_diff import Comparison, FieldChange, LayerChange, TensorChange
@@ -26,6 +27,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Explain how two engines differ. Exit code 0: equal, 1: different, 2: cannot be compared."""
+    for folder in (left, right):
+        expect_engine(folder)
     from ingot.engine.engine_diff import compare_engines
 
     with status_shown("comparing") as say:

@@ -34,12 +34,12 @@ def explain(
     Nothing is run and no weights are read. The last part says what Hugging Face's generate would do
     differently for this request.
     """
-    request = one_prompt(messages, prompt, ids)
+    folder, request = local_folder(engine), one_prompt(messages, prompt, ids)
     from ingot.engine.engine_facts import read_text_side
     from ingot.llm.explain_prompt import explain_request
     from ingot.llm.sampling_defaults import default_params
 
-    manifest, text = read_text_side(local_folder(engine))
+    manifest, text = read_text_side(folder)
     expect_text(manifest.model.modality, "`ingot explain`")
     default_params(manifest.generation).replace(**sampling)  # refuses what is out of range
     found = explain_request(manifest, text, request, sampling)

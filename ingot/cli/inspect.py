@@ -29,11 +29,12 @@ def inspect(
 
     Reads no weights, so it finds no damage to them: `ingot verify` does.
     """
+    folder = local_folder(engine)
     from ingot.engine.engine_facts import describe
     from ingot.engine.source_figures import percent
     from ingot.llm.sampling_defaults import default_params
 
-    found = describe(local_folder(engine))
+    found = describe(folder)
     params = default_params(found.manifest.generation)
     if as_json:
         value = found.to_json() | {"default_params": params.to_json()}

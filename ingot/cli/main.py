@@ -32,6 +32,7 @@ from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.serve import serve
 from ingot.cli.terminal.console import PrintableLog, print_error, stderr
+from ingot.cli.terminal.usage_fixes import usage_fix
 from ingot.cli.transcribe import transcribe
 from ingot.cli.triton import triton
 from ingot.cli.tune import tune
@@ -116,7 +117,7 @@ def _misuse(error: Any, words: list[str], verb: str | None = None) -> typer.Exit
         pattern = r"^Invalid value(?: for '?([^':]+)'?(?: \(env var: [^)]*\))?)?: "
         what = re.sub(pattern, lambda m: f"{m[1]}: " if m[1] else "", what)
         path = error.ctx.command_path if error.ctx is not None else f"ingot {verb}" if verb else "ingot"
-        fix = f"see `{path} --help`"
+        fix = usage_fix(error) or f"see `{path} --help`"
         after = dict(itertools.pairwise(words)).get("--json", "")
         is_file = after == "-" or after.endswith(".json") or f"({after})" in what
         if is_file or any(word.startswith("--json=") for word in words):

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from ingot.llm import LLM
 
 
+def expect_model(name: str | Path, revision: str | None = None) -> None:
+    """Refuse an engine, checkpoint or id that is nowhere, before a verb imports PyTorch: seconds earlier."""
+    from ingot.checkpoint.hub import expect_checkpoint
+    from ingot.engine.manifest import is_engine
+
+    if not is_engine(Path(name)):
+        expect_checkpoint(name, revision)
+
+
 def open_llm(
     path: str,
     device: str | None,
@@ -29,6 +38,7 @@ def open_llm(
     instead: str | None = TRANSCRIBE,
 ) -> LLM:
     """Load an engine for ``verb``. ``instead``: the verb that takes a speech engine; None: this one does."""
+    expect_model(path)
     with status_shown("loading"):
         from ingot.llm import LLM
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import HALF_DTYPES, RARELY, AsJson, Revision, field_flags, given_of, option
 from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.cli.terminal.console import print_json, print_lines, print_rows, size_text, stdout
@@ -85,6 +87,8 @@ def plan(flags: PlanFlags) -> None:
     "Fits" means that the KV cache holds a full batch of the longest requests, or --cache-tokens.
     If it does not fit, the changes that make it fit are listed, cheapest first.
     """
+    if not Path(flags.model).expanduser().is_file():  # as a config.json is
+        expect_model(flags.model, flags.revision)
     from ingot.building.ledger_source import read_setting
     from ingot.config.runtime_config import RuntimeConfig
     from ingot.memory.host_memory import host_ledger

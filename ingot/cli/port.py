@@ -25,12 +25,12 @@ def port(checkpoint: Checkpoint, output: Output = None, as_json: AsJson = False)
     Reads config.json and the tensors' names and shapes, no weights. Exit code 0: compared, or already
     registered; 1: the checkpoint cannot be read, or there is nothing to write.
     """
+    folder = local_folder(checkpoint)
     with status_shown("comparing"):
         from ingot.checkpoint.checkpoint_reader import read_config
         from ingot.measure.port.port_files import open_points, write_port
         from ingot.measure.port.port_report import port_report
 
-        folder = local_folder(checkpoint)
         report = port_report(folder)
     points = [] if report.nearest is None else open_points(report.nearest)
     written = () if output is None else write_port(report, read_config(folder), output)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.opening import check_key, server_packages
+from ingot.cli.opening import check_key, expect_model, server_packages
 from ingot.cli.options.flags import Threads, field_flags, given, given_of, option
 from ingot.cli.options.limit_flags import PANEL as LIMITS
 from ingot.cli.options.limit_flags import Limits
@@ -152,6 +152,8 @@ def serve(
         check_page(page.config("http://127.0.0.1", ()))  # the server's own URL is not known yet
     elif page != PageFlags():
         raise typer.BadParameter("flags of the page need --web", param_hint="--web")
+    for model in models:
+        expect_model(model.path)
     with contextlib.ExitStack() as beside:
         _end_at_sigterm(beside)
         started = _started([model.device for model in models], beside)

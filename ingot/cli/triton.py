@@ -9,6 +9,7 @@ from ingot.cli.opening import server_packages
 from ingot.cli.options.flags import EngineFolder, Threads, field_flags, given_of, option
 from ingot.cli.options.limit_flags import Limits
 from ingot.cli.terminal.console import stderr
+from ingot.engine.manifest import expect_engine
 from ingot.errors import DeviceError
 
 _REPOSITORY = "Model repository; other models in it stay as they are."
@@ -37,6 +38,7 @@ def triton(
 
     Limits go into the model's config.pbtxt and can be changed there.
     """
+    expect_engine(engine)
     with server_packages():
         from ingot.adapters.triton.model_repository import write_model
         from ingot.adapters.triton.triton_service import trusted_side

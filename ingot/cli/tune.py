@@ -11,6 +11,7 @@ from ingot.cli.options.flags import AsJson, Device, EngineFolder, given, option
 from ingot.cli.terminal.console import aligned, print_json, stderr, stdout
 from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import steps_shown
+from ingot.engine.manifest import expect_engine
 
 if TYPE_CHECKING:
     from ingot.building.tuner import TileChoice, Tuning
@@ -26,6 +27,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Measure the kernels' tile sizes on this GPU and write the engine's plan.json."""
+    expect_engine(engine)
     from ingot.building import tuner
 
     with ends_once(), steps_shown() as progress:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
 from ingot.cli.options.limit_flags import PANEL, Embedding, MemoryFraction
 from ingot.cli.terminal.console import print_facts, print_json, print_verdict
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.cli.terminal.step_list import status_shown
+from ingot.engine.manifest import expect_engine
 
 if TYPE_CHECKING:
     from ingot.engine.source_figures import SourceFigures
@@ -39,6 +41,9 @@ def verify(
     Exit code 0: proven here; 1: failed, naming what is wrong; 2: usage error; 3: unproven here:
     nothing could be replayed. The result is written to verify.json in the engine, if its folder is writable.
     """
+    expect_engine(engine)
+    if source is not None:
+        expect_model(source)
     with status_shown("loading") as progress:
         from ingot.config.runtime_config import RuntimeConfig
         from ingot.proof.verify_engine import verify

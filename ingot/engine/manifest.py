@@ -118,20 +118,8 @@ class Manifest(JsonConfig):
         Raises:
             EngineError: there is none, it is damaged, or another format version wrote it.
         """
+        expect_engine(folder)
         path = folder / MANIFEST_FILE
-        if not folder.exists():
-            raise NoSuchPathError("no such folder", seen=folder, fix="correct the path")
-        if folder.is_file():
-            fix = (
-                f"give its folder, {folder.parent}"
-                if folder.name == MANIFEST_FILE
-                else "give an engine folder"
-            )
-            raise NoSuchPathError("an engine is a folder, but this is a file", seen=folder, fix=fix)
-        if not path.is_file():
-            raise NoSuchPathError(
-                "not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`"
-            )
         try:
             data = load_json(path)
             version = data.get("format_version")
@@ -163,6 +151,24 @@ class Manifest(JsonConfig):
 
 def is_engine(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).is_file()
+
+
+def expect_engine(folder: Path) -> None:
+    """Refuse what is no engine folder, by its path alone.
+
+    Raises:
+        NoSuchPathError: nothing is there, or a file, or a folder without a manifest.
+    """
+    if not folder.exists():
+        raise NoSuchPathError("no such folder", seen=folder, fix="correct the path")
+    if folder.is_file():
+        own = folder.name == MANIFEST_FILE
+        fix = f"give its folder, {folder.parent}" if own else "give an engine folder"
+        raise NoSuchPathError("an engine is a folder, but this is a file", seen=folder, fix=fix)
+    if not is_engine(folder):
+        raise NoSuchPathError(
+            "not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`"
+        )
 
 
 def refuse_build_values(folder: Path, values: Mapping[str, object]) -> None:

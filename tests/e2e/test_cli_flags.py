@@ -109,6 +109,28 @@ def test_misuse_is_reported_like_every_other_error(words: tuple[str, ...], repor
     assert "╭" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("explain E Hello", "--prompt TEXT"),
+        ("repro E Hello --layer 0", "--prompt TEXT"),
+        ("align E Hello --reference R", "--prompt TEXT"),
+        ("verify E checkpoint", "--source CHECKPOINT"),
+        ("web http://127.0.0.1", "--url http://HOST:PORT"),
+        ("chat E Hello", "`ingot run ENGINE PROMPT` answers one prompt; chat reads its messages from stdin"),
+        ("run E --prompt Hello", "`ingot run ENGINE PROMPT`: prompts have no flag"),
+        ("generate E Hello", "`ingot run`"),
+        ("quantize checkpoint", "`ingot build`"),
+        ("no'verb", "see `ingot --help`"),
+        ("eval E", "`ingot eval VERB`, one of summarize, answers, perplexity, divergence, caption, wer"),
+        ("inspect E Hello", "see `ingot inspect --help`"),
+    ],
+)
+def test_a_word_that_is_not_taken_says_what_was_meant(words: str, fix: str) -> None:
+    result = ingot(*words.split())
+    assert (result.exit_code, result.stderr.splitlines()[1:]) == (2, [f"  fix: {fix}"])
+
+
 @pytest.mark.parametrize("verb", [("bench", "latency", "a"), ("eval", "answers", "a", "--data", "b")])
 @pytest.mark.parametrize("given", [("--json", "out.json"), ("--json", "-"), ("--json=out.json",)])
 def test_json_that_is_given_a_file_says_which_flag_takes_one(

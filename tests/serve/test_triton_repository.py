@@ -201,7 +201,7 @@ def test_flags_that_cannot_be_are_misuse(engine: Path, tmp_path: Path, words: An
 def test_a_checkpoint_is_refused(tmp_path: Path) -> None:
     done = verb(ROOT / "models" / "pocket-chat", "-o", tmp_path / "repo")
     assert done.exit_code == 2
-    assert "not an engine folder" in done.output
+    assert "not an engine: no manifest.json" in done.output
 
 
 def test_a_model_is_replaced_only_when_asked(engine: Path, tmp_path: Path) -> None:

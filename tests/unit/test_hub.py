@@ -271,6 +271,8 @@ def test_only_needed_files_are_downloaded(
 def test_a_config_is_downloaded_alone_and_is_not_a_checkpoint(tmp_path: Path) -> None:
     with hub({**COMPLETE, **CODE}) as (address, asked):
         variables = {"HF_HOME": tmp_path, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": 1}
+        assert ask("org/name", function="expect_checkpoint", **variables) == "None"
+        assert asked == []
         folder = Path(ask("org/name", function="resolve_config", **variables))
         assert [path.name for path in folder.iterdir()] == ["config.json"]
         assert set(asked) == {"config.json"}
@@ -279,6 +281,12 @@ def test_a_config_is_downloaded_alone_and_is_not_a_checkpoint(tmp_path: Path) ->
         assert not asked
         assert ask("org/name", **variables) == str(folder)
         assert {path.name for path in folder.iterdir()} == set(COMPLETE)
+
+
+def test_an_id_that_the_hub_does_not_have_is_refused_before_a_download(tmp_path: Path) -> None:
+    with hub(COMPLETE, (401, "RepoNotFound")) as (address, _):
+        text = ask("org/name:Q4_K_M", function="expect_checkpoint", HF_HOME=tmp_path, HF_ENDPOINT=address)
+    assert "no such model on the hub; seen: org/name" in text
 
 
 def test_a_config_that_cannot_be_downloaded(tmp_path: Path) -> None:

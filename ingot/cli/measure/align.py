@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import (
     AsJson,
     Device,
@@ -71,6 +72,7 @@ def align(flags: AlignFlags) -> None:
     prompts: list[PromptGiven] = []  # none: the library's own
     if flags.prompt or flags.ids or flags.data is not None:
         prompts = read_prompts(flags.prompt or [], flags.data, flags.ids or [], flag="--prompt")
+    expect_model(flags.engine)
     from ingot.measure.align.align_session import align as run
 
     set_threads(flags.threads)

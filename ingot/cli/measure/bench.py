@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.measure.bench_serving import serving
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import (
     AsJson,
     Device,
@@ -69,6 +70,13 @@ class BenchFlags:
     max_seq_len: Annotated[int | None, max_seq_len(1)] = None
     dtype: Annotated[str, option(_DTYPE)] = "auto"
     device: Device = None
+
+    def expect_paths(self) -> None:
+        """Refuse what cannot be measured because it is not there, before PyTorch is imported."""
+        if (self.engine is None) == (self.random_weights is None):
+            raise typer.BadParameter("give either ENGINE_OR_CHECKPOINT or --random-weights CONFIG")
+        if self.engine is not None:
+            expect_model(self.engine)
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ def latency(
     text: Annotated[Path | None, option(_TEXT)] = None,
 ) -> None:
     """Time batches of equal requests: time to first token and time per decode step."""
+    flags.expect_paths()
     from ingot.config.files.json_text import read_text
     from ingot.measure.bench.latency import Latency, TextLatency
     from ingot.measure.side.side_spec import read_tokenizer
@@ -175,6 +184,7 @@ def throughput(
     hf_batch: Annotated[int, option("Requests per padded batch, for --against hf.", min=1)] = 32,
 ) -> None:
     """Measure throughput with many requests that arrive at once."""
+    flags.expect_paths()
     from ingot.engine.manifest import Manifest, is_engine
     from ingot.measure.bench.sharegpt import sharegpt_load
     from ingot.measure.bench.throughput import Throughput
@@ -206,6 +216,7 @@ def transcribe(flags: ClipFlags) -> None:
 
     The audio is synthetic, and the number of tokens is fixed per second of it: weights change no figure.
     """
+    flags.expect_paths()
     from ingot.measure.bench.transcription_speed import TranscriptionBench
     from ingot.measure.side.token_load import parse_batches
 
@@ -221,6 +232,7 @@ def caption(flags: BenchCaptionFlags) -> None:
 
     Pictures are random values, and the number of tokens is fixed: weights change no figure.
     """
+    flags.expect_paths()
     from ingot.measure.bench.caption_speed import CaptionBench
     from ingot.measure.side.token_load import parse_batches
 
@@ -237,6 +249,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
 
     In a decode step the context is --prompt-tokens plus --new-tokens tokens long.
     """
+    flags.expect_paths()
     from ingot.measure.bench.bench_session import bench_kernels
     from ingot.measure.bench.kernel_bench.kernel_times import Kernels
     from ingot.measure.side.token_load import parse_batches
@@ -264,8 +277,6 @@ def side_spec(flags: BenchFlags, **sizes: Any) -> SideSpec:
     """The engine, checkpoint or random weights that the flags name, with limits of these ``sizes``."""
     from ingot.measure.side.side_spec import SideSpec
 
-    if (flags.engine is None) == (flags.random_weights is None):
-        raise typer.BadParameter("give either ENGINE_OR_CHECKPOINT or --random-weights CONFIG")
     return SideSpec(
         path=flags.engine,
         random_weights=flags.random_weights,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import (
     RARELY,
     AsJson,
@@ -122,6 +123,7 @@ def doctor(flags: DoctorFlags) -> None:
             "the file exists", seen=out, field="out", fix="--force replaces it; --out chooses another file"
         )
     chosen = read_quant(flags.quant, group=flags.group_size, symmetric=flags.symmetric)
+    expect_model(flags.checkpoint)
     set_threads(flags.threads)
     from ingot.measure.evaluate.data_file import read_data
     from ingot.measure.evaluate.doctor import Wanted, check_wanted, needs_of, records_of

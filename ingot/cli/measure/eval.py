@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import (
     DTYPES,
     RARELY,
@@ -216,6 +217,7 @@ def summarize(
     template: Annotated[str | None, option("Prompt text around {article}.", shown=_TEMPLATE)] = None,
 ) -> None:
     """ROUGE-1, 2, L and Lsum of greedy summaries. Needs the package rouge-score (Ingot's extra "eval")."""
+    expect_model(flags.engine)
     from ingot.measure.evaluate.scored_answers import AnswerSettings, question_check
     from ingot.measure.evaluate.scored_answers import summarize as run
 
@@ -227,6 +229,7 @@ def summarize(
 @field_flags("flags")
 def answers(flags: AskFlags) -> None:
     """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
+    expect_model(flags.engine)
     from ingot.measure.evaluate.scored_answers import AnswerSettings, question_check
     from ingot.measure.evaluate.scored_answers import answers as run
 
@@ -238,6 +241,7 @@ def answers(flags: AskFlags) -> None:
 @field_flags("flags")
 def perplexity(flags: ReadFlags) -> None:
     """Perplexity and bits per byte of running text, with sliding windows."""
+    expect_model(flags.engine)
     from ingot.measure.evaluate.perplexity import perplexity as run
 
     _evaluate(flags, "perplexity", run, flags.reading())
@@ -250,6 +254,7 @@ def divergence(flags: ReadFlags) -> None:
 
     --against names the reference. Without --stride the windows do not overlap.
     """
+    expect_model(flags.engine)
     from ingot.measure.evaluate.token_divergence import divergence as run
 
     if flags.against is None:
@@ -269,6 +274,7 @@ def caption(
 
     Without captions in the data they are compared with those of --against.
     """
+    expect_model(flags.engine)
     from ingot.image.picture_folder import picture_records
     from ingot.measure.evaluate.scored_captions import CaptionSettings, picture_check
     from ingot.measure.evaluate.scored_captions import caption as run
@@ -287,6 +293,7 @@ def wer(flags: WerFlags, options: dict[str, Any]) -> None:
     Texts are normalised as Whisper's own evaluation does it. The temperature is 0, so that both sides draw
     nothing.
     """
+    expect_model(flags.engine)
     from ingot.measure.evaluate.scored_transcripts import WerSettings, recording_check
     from ingot.measure.evaluate.scored_transcripts import wer as run
     from ingot.speech.speech_options import TranscribeOptions

@@ -72,6 +72,7 @@ def profile(flags: ProfileFlags) -> None:
 
     On a CPU it shows PyTorch's operators.
     """
+    flags.expect_paths()
     from ingot.measure.bench.profile.profile_session import Profile
     from ingot.measure.bench.profile.profile_session import profile as run
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.cli.opening import expect_model
 from ingot.cli.options.flags import (
     AsJson,
     Device,
@@ -184,6 +185,9 @@ def sweep(flags: SweepFlags) -> None:
     if flags.draw:
         _finish(out, flags)
         return
+    for word in flags.checkpoint or ():
+        if word != "hf":
+            expect_model(word.removeprefix("hf:"))
     from ingot.measure.bench.kernel_bench.kernel_times import read_shape
     from ingot.measure.bench.sweep.sweep_session import Sweep
     from ingot.measure.side.token_load import parse_batches
