@@ -93,7 +93,8 @@ def test_a_signal_during_an_import_arrives_after_it(
 
     def work() -> None:
         importlib.import_module("native")
-        time.sleep(10)
+        for _ in range(1000):  # a signal just before one sleep arrives after it
+            time.sleep(0.01)
         raise AssertionError("the signal was lost")
 
     with pytest.raises(ending), ends_once():
@@ -124,7 +125,7 @@ def test_the_terminal_holds_signals_while_pytorch_is_imported(tmp_path: Path) ->
         "import typer.main\n"
         "def verbs(**_):\n"
         "    import torch\n"
-        "    time.sleep(10)\n"
+        "    for _ in range(1000): time.sleep(0.01)\n"
         "typer.main.get_command = lambda app: verbs\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from ingot.cli.start import start\n"
