@@ -54,7 +54,7 @@ def figures(side: IngotSide, parts: list[str], ceiling: Ceiling, repeats: int, s
         ]
     if "prefill" in parts:
         wanted = Latency((1,), prompt if small else 2048, 1, 2 * repeats + 1)
-        found["prefill"] = lean(measure_latency(side, wanted, ceiling)[0])
+        found["prefill"] = lean(next(measure_latency(side, wanted, ceiling)))
     if "mixed" in parts:
         load = fixed(REQUESTS, prompt, new) if small else mixed(REQUESTS)
         found["mixed"] = lean(measure_throughput(side, load, repeats, ceiling)) | {

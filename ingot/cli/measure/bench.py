@@ -37,7 +37,7 @@ from ingot.cli.options.limit_flags import (
     runtime_values,
 )
 from ingot.cli.terminal.console import command_line, print_json, print_report, stderr
-from ingot.cli.terminal.step_list import status_shown
+from ingot.cli.terminal.step_list import PIPED_SECONDS, status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.bench.bench_report import Record
@@ -257,7 +257,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     rows = tuple(parse_batches(batch))
     spec = side_spec(flags, max_batch_size=max(rows))
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
-    with status_shown("starting") as say:
+    with status_shown("starting", PIPED_SECONDS) as say:
         record = bench_kernels(spec, wanted, command=command_line(), say=say)
     _show(record, flags)
 
@@ -306,20 +306,23 @@ def _measure(flags: ComparedFlags, spec: SideSpec, wanted: Wanted, hf_batch: int
         if path:
             other = other.replace(path=path, random_weights=None)
     set_threads(flags.threads)
-    with status_shown("starting") as say:
+    with status_shown("starting", PIPED_SECONDS) as say:
         record = run(spec, wanted, other, command=command_line(), say=say)
     _show(record, flags)
 
 
 def _show(record: Record, flags: BenchFlags) -> None:
+    """Write and show a record; of one that was interrupted what there is, and the exit of a Ctrl-C."""
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:
         print_json(record)
-        return
-    from ingot.measure.bench.bench_report import headline, tables
+    else:
+        from ingot.measure.bench.bench_report import headline, tables
 
-    print_report(headline(record), tables(record))
-    for side in record["sides"]:
-        for doubt in side.get("doubts", ()):
-            stderr().print(f"warning: {side['name']}, {doubt}", markup=False)
+        print_report(headline(record), tables(record))
+        for side in record["sides"]:
+            for doubt in side.get("doubts", ()):
+                stderr().print(f"warning: {side['name']}, {doubt}", markup=False)
+    if record.get("interrupted"):
+        raise KeyboardInterrupt

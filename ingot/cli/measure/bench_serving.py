@@ -21,7 +21,7 @@ from ingot.cli.options.flags import (
     writable_file,
 )
 from ingot.cli.terminal.console import json_text, print_json, print_report, stderr
-from ingot.cli.terminal.step_list import status_shown
+from ingot.cli.terminal.step_list import PIPED_SECONDS, status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.bench.serving.serving_bench import Record, ServingBench
@@ -123,7 +123,7 @@ def serving(flags: ServingFlags) -> None:
         from ingot.measure.bench.charts import check_matplotlib
 
         check_matplotlib("leave out --png")
-    with status_shown("starting") as say:
+    with status_shown("starting", PIPED_SECONDS) as say:
         words = ["ingot"]
         for word in sys.argv[1:]:
             is_key = words[-1] == _KEY

@@ -21,7 +21,7 @@ from ingot.cli.options.flags import (
 )
 from ingot.cli.options.limit_flags import KvDtype, MemoryFraction
 from ingot.cli.terminal.console import command_line, json_text, print_json, print_report, stderr
-from ingot.cli.terminal.step_list import status_shown
+from ingot.cli.terminal.step_list import PIPED_SECONDS, status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.bench.bench_session import Record
@@ -84,7 +84,7 @@ def profile(flags: ProfileFlags) -> None:
     wanted = Profile(flags.step, batch, flags.prompt_tokens, without, flags.repeats)
     spec, answers = side_spec(flags, max_batch_size=batch), read_answers(flags)
     set_threads(flags.threads)
-    with status_shown("starting") as say:
+    with status_shown("starting", PIPED_SECONDS) as say:
         record = run(spec, wanted, trace=flags.trace, answers=answers, command=command_line(), say=say)
     _show(record, flags)
 

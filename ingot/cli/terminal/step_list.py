@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ingot.cli.terminal.console import stderr
 
 Progress = Callable[[str, int, int], None]
+PIPED_SECONDS = 5.0  # between lines of a long measurement's progress where stderr is no terminal
 
 
 @contextmanager
@@ -39,13 +41,27 @@ def steps_shown() -> Iterator[Progress | None]:
 
 
 @contextmanager
-def status_shown(first: str) -> Iterator[Callable[[str], None] | None]:
-    """A function that shows the current step on stderr, at first ``first``; None if not a terminal."""
+def status_shown(first: str, seconds: float | None = None) -> Iterator[Callable[[str], None] | None]:
+    """A function that shows the current step on stderr, at first ``first``. If that is no terminal, a line
+    every so many ``seconds`` at most; None without them.
+    """
     if not stderr().is_terminal:
-        yield None
+        yield None if seconds is None else _lines_shown(seconds)
         return
     with stderr().status(first) as status:
         yield status.update
+
+
+def _lines_shown(seconds: float) -> Callable[[str], None]:
+    last = time.monotonic()  # what is over sooner needs no line
+
+    def show(what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            stderr().print(what, style="dim", markup=False)
+
+    return show
 
 
 @contextmanager

@@ -32,7 +32,10 @@ def headline(record: Record) -> list[str]:
     if load.get("left_out"):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in load["left_out"].items())
         lines.append(f"{load['name']}: {load['requests']:,} used, left out: {reasons}")
-    return [*lines, f"method: {record['method']}"]
+    lines.append(f"method: {record['method']}")
+    if record.get("interrupted"):
+        lines.append("interrupted: the figures are of what was finished")
+    return lines
 
 
 def tables(record: Record) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, ClassVar, Protocol
 
@@ -20,7 +21,7 @@ from ingot.measure.bench.throughput import Throughput, measure_throughput
 from ingot.measure.bench.transcription_speed import TranscriptionBench, measure_clips
 from ingot.measure.side.freed_memory import gpu_memory
 from ingot.measure.side.machine import machine
-from ingot.measure.side.open_side import Say, check_classes, open_side, silent
+from ingot.measure.side.open_side import Say, Side, check_classes, open_side, silent
 from ingot.measure.side.side_spec import SideSpec, named_apart, read_tokenizer
 
 SCHEMA = 1
@@ -36,7 +37,9 @@ def bench(
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """The record of what is ``wanted``, on two sides if ``against`` names one."""
+    """The record of what is ``wanted``, on two sides if ``against`` names one. After a Ctrl-C it has the
+    batch sizes and sides that were finished, and ``interrupted``; without any, KeyboardInterrupt goes on.
+    """
     say = say or silent
     device = resolve_device(spec.device)
     if against is not None:
@@ -50,16 +53,20 @@ def bench(
     apart = against is not None and device.type == "cuda"
     measure = _measure_apart if apart else measure_side
     first, ceiling = measure(spec, wanted, None, say)
-    sides = [first]
-    if against is not None:
-        sides.append(measure(against, wanted, ceiling, say)[0])
+    sides, interrupted = [first], first.pop("interrupted", False)
+    if against is not None and not interrupted:
+        try:
+            sides.append(measure(against, wanted, ceiling, say)[0])
+            interrupted = sides[1].pop("interrupted", False)
+        except KeyboardInterrupt:
+            interrupted = True
     record = record_of(wanted, command, device, ceiling, sides)
-    if against is not None:
+    if len(sides) == 2:
         record["ratios"] = [
             {name: a[name] if name == "batch" else _speedup(name, a, b) for name in wanted.compared}
-            for a, b in zip(sides[0]["results"], sides[1]["results"], strict=True)
+            for a, b in zip(sides[0]["results"], sides[1]["results"], strict=not interrupted)
         ]
-    return record
+    return record | ({"interrupted": True} if interrupted else {})
 
 
 def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Say | None = None) -> Record:
@@ -114,15 +121,31 @@ def _measure_side(
             torch.cuda.reset_peak_memory_stats(side.device)
     say(f"warming up {side.name}")
     side.warm_up(most)
+    results: list[Record] = []
+    interrupted = False
+    try:
+        for entry in _entries(side, wanted, spec, ceiling, say):
+            results.append(entry)
+    except KeyboardInterrupt:
+        if not results:
+            raise
+        interrupted = True
+    record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
+    record |= {"interrupted": True} if interrupted else {}
+    return record | {"doubts": doubts(results)}, ceiling
+
+
+def _entries(
+    side: Side, wanted: Latency | Throughput, spec: SideSpec, ceiling: Ceiling, say: Say
+) -> Iterator[Record]:
+    """The results of a side, as each is measured."""
     if isinstance(wanted, TextLatency):
         decode = read_tokenizer(spec, "`prompt_tokens` instead of `text`").decode
-        results = measure_latency(side, wanted, ceiling, say, lambda runs: character_figures(runs, decode))
+        yield from measure_latency(side, wanted, ceiling, say, lambda runs: character_figures(runs, decode))
     elif isinstance(wanted, Latency):
-        results = measure_latency(side, wanted, ceiling, say)
+        yield from measure_latency(side, wanted, ceiling, say)
     else:
-        results = [measure_throughput(side, wanted.load, wanted.repeats, ceiling, say)]
-    record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
-    return record | {"doubts": doubts(results)}, ceiling
+        yield measure_throughput(side, wanted.load, wanted.repeats, ceiling, say)
 
 
 def _measure_apart(

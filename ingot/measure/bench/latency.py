@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -73,8 +73,9 @@ def measure_latency(
     ceiling: Ceiling,
     say: Say = silent,
     more: Callable[[list[Run]], dict[str, Any]] = lambda runs: {},
-) -> list[dict[str, Any]]:
-    """One entry per batch size, each after a warm-up run; ``more`` adds figures of the whole runs.
+) -> Iterator[dict[str, Any]]:
+    """One entry per batch size, as each is measured, after a warm-up run; ``more`` adds figures of the whole
+    runs.
 
     ``ttft_ms``: time of one new token for the whole batch. ``decode_ms``: (time of N new tokens - time of
     1) / (N - 1), of each repeat: it includes the steps that mix prompts and decodes. ``together_ms``: of a
@@ -83,7 +84,7 @@ def measure_latency(
     runs. ``mbu``: bytes that a decode step must read, with the average context / decode time / read ceiling.
     ``mfu_prefill``, ``mfu_decode``: operations / time / matmul ceiling.
     """
-    source, entries = PromptSource(side.vocab_size), []
+    source = PromptSource(side.vocab_size)
     for batch in wanted.batches:
         whole = (Ask(wanted.prompt_tokens, wanted.new_tokens),) * batch
         one = (Ask(wanted.prompt_tokens, 1),) * batch
@@ -95,8 +96,7 @@ def measure_latency(
             firsts.append(side.answer(one, wanted.prompts(source, one)))
             again = wanted.new_tokens > 1
             runs.append(side.answer(whole, wanted.prompts(source, whole)) if again else firsts[-1])
-        entries.append(latency_entry(side, wanted, batch, firsts, runs, ceiling) | more(runs))
-    return entries
+        yield latency_entry(side, wanted, batch, firsts, runs, ceiling) | more(runs)
 
 
 def check_fits(side: Side, batch: int, longest: int) -> None:

@@ -343,3 +343,65 @@ def test_two_sides_on_a_gpu_each_have_its_memory(tmp_path: Path) -> None:
     assert record["ceiling"]["dtype"] == "fp16"
     assert all(side["facts"]["peak_gpu_gb"] > 0 for side in record["sides"])
     assert [run["tokens"] for run in record["sides"][0]["results"][1]["raw"]["all_new"]] == [[4] * 9] * 2
+
+
+# --- interrupted -----------------------------------------------------------------------------------------
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+    """A Ctrl-C while the batch size of this turn is measured, counted over both sides from 1."""
+    made, entry_of = [], session.measure_latency.__globals__["latency_entry"]
+
+    def interrupted(*args: Any) -> Any:
+        made.append(args[2])
+        if len(made) == turn:
+            raise KeyboardInterrupt
+        return entry_of(*args)
+
+    monkeypatch.setattr("ingot.measure.bench.latency.latency_entry", interrupted)
+
+
+def test_a_ctrl_c_keeps_the_batch_sizes_that_were_measured(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(monkeypatch, 3)
+    file = tmp_path / "bench.json"
+    done = ingot("bench", "latency", engine, "--batch", "1,2,3", *SMALL, "--json-file", file)
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert "\ninterrupted: the figures are of what was finished\n" in done.stdout
+    rows = done.stdout.partition("\nbatch ")[2].splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    record = json.loads(file.read_text())
+    assert record["interrupted"] is True
+    assert [entry["batch"] for entry in record["sides"][0]["results"]] == [1, 2]
+
+
+def test_a_ctrl_c_before_the_first_batch_size_writes_nothing(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(monkeypatch, 1)
+    file = tmp_path / "bench.json"
+    done = ingot("bench", "latency", engine, "--batch", "1,2", *SMALL, "--json-file", file)
+    assert (done.exit_code, done.stdout, file.exists()) == (130, "", False)
+
+
+@pytest.mark.parametrize(("turn", "finished"), [(2, [[1]]), (3, [[1, 2]]), (4, [[1, 2], [1]])])
+def test_a_ctrl_c_beside_another_side(
+    engine: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, turn: int, finished: list[list[int]]
+) -> None:
+    interrupt_at(monkeypatch, turn)
+    against = ("--against", checkpoint)
+    done = ingot("bench", "latency", engine, *against, "--batch", "1,2", *SMALL, "--json")
+    record = json.loads(done.stdout)
+    assert done.exit_code == 130
+    assert [[entry["batch"] for entry in side["results"]] for side in record["sides"]] == finished
+    assert [ratio["batch"] for ratio in record["ratios"]] == ([1] if len(finished) == 2 else [])
+
+
+def test_a_measurement_in_a_pipe_shows_where_it_is(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.cli.measure.bench.PIPED_SECONDS", 0.0)
+    done = ingot("bench", "latency", engine, "--batch", "1", *SMALL)
+    assert "ingot: batch 1, run 1 of 2\ningot: batch 1, run 2 of 2\n" in done.stderr
+    assert "run 1" not in done.stdout
+    monkeypatch.setattr("ingot.cli.measure.bench.PIPED_SECONDS", 1000.0)
+    assert "run 1" not in ingot("bench", "latency", engine, "--batch", "1", *SMALL).stderr
