@@ -1,10 +1,11 @@
-"""Fields of a body that the server ignores: named in a header of the answer, and in the log once each."""
+"""Fields of a body that the server ignores: in a header of the answer, and once an hour in the log."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import logging
+import time
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +15,8 @@ from ingot.errors import shown
 
 IGNORED = "X-Ingot-Ignored"
 _MOST_NAMES, _MOST_LENGTH = 16, 64  # in one header, and of one name
-_MOST_LOGGED = 100  # names; what strangers send fills neither the log nor the memory
+_HOUR = 3600.0  # seconds, in which the log has a name once
+_MOST_LOGGED = 100  # names in it; what strangers send fills neither the log nor the memory
 # OpenAI's clients send these, and no answer depends on them here.
 _WITHOUT_EFFECT = frozenset(
     ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "truncation")
@@ -42,7 +44,7 @@ class IgnoredFields:
 
 
 def note_ignored(request: Request, kind: type[msgspec.Struct], data: bytes) -> None:
-    """Keep the names of a body's fields that ``kind`` does not have, and log each name once."""
+    """Keep the names of a body's fields that ``kind`` does not have, and log each name once an hour."""
     known = _names(kind)
     try:
         given = _Keys.decode(data)
@@ -61,12 +63,23 @@ def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 _logged: set[tuple[str, type]] = set()
+_hour = -_HOUR  # when the current one began, monotonic
 
 
 def _log_once(name: str, kind: type[msgspec.Struct]) -> None:
-    if (name, kind) in _logged or len(_logged) >= _MOST_LOGGED:
+    global _hour
+    if time.monotonic() - _hour >= _HOUR:
+        _hour = time.monotonic()
+        _logged.clear()
+    if (name, kind) in _logged or len(_logged) > _MOST_LOGGED:
         return
     _logged.add((name, kind))
+    if len(_logged) > _MOST_LOGGED:
+        what = (
+            "clients sent more than %d names of fields that are ignored; others are not logged for up to %s"
+        )
+        _log.warning(what, _MOST_LOGGED, "an hour")
+        return
     near = difflib.get_close_matches(name, _names(kind), n=1)
     _log.warning(
         "a client sent the field %s, which is ignored%s", shown(name), f" (is it {near[0]}?)" if near else ""

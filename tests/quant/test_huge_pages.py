@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import gc
 import mmap
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 
 from ingot import LLM
 from ingot.errors import OutOfMemoryError
-from ingot.kernels.cpu import huge_pages
+from ingot.kernels.cpu import huge_pages, llvm_module
 from ingot.kernels.cpu.huge_pages import CHUNK, huge_room
 from tests.tiny_models import save_model, tiny_config
 
@@ -56,3 +59,26 @@ def test_a_system_without_room_is_reported_with_the_ledger(
     with pytest.raises(OutOfMemoryError, match="Cannot allocate memory") as raised:
         LLM(tmp_path, "cpu", quant="w8a16")
     assert raised.value.ledger is not None
+
+
+@pytest.mark.parametrize("module", [huge_pages, llvm_module])
+def test_a_fork_waits_for_the_thread_that_holds_the_lock(module: Any) -> None:
+    """Which is not there in the fork: its lock would never be released."""
+    held, timer = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with module._LOCK:
+            held.set()
+            timer.wait(0.02)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(5)
+        free = module._LOCK.acquire(timeout=1)
+        os._exit(0 if free else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    thread.join()
+    assert not module._LOCK.locked()

@@ -65,7 +65,7 @@ def noted(data: dict[str, object], kind: type[msgspec.Struct]) -> list[str]:
 def test_the_log_has_each_name_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ignored_fields, "_logged", set())
+    monkeypatch.setattr(ignored_fields, "_hour", -ignored_fields._HOUR)
     caplog.set_level(logging.WARNING)
     kind = request_schemas.CompletionRequest
     for _ in range(3):
@@ -79,7 +79,25 @@ def test_the_log_has_each_name_once(
     assert caplog.records[-1].getMessage().endswith("(is it min_tokens?)")
     for i in range(1000):
         noted({f"{i}" * 50: 1}, kind)
-    assert len(caplog.records) == 100
+    assert len(caplog.records) == 101
+    assert caplog.records[-1].getMessage() == (
+        "clients sent more than 100 names of fields that are ignored; others are not logged for up to an hour"
+    )
+
+
+def test_the_log_has_a_name_again_after_an_hour(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [5.0]
+    monkeypatch.setattr(ignored_fields, "_hour", -ignored_fields._HOUR)
+    monkeypatch.setattr(ignored_fields.time, "monotonic", lambda: clock[0])
+    caplog.set_level(logging.WARNING)
+    for i in range(300):
+        noted({f"name{i}": 1}, request_schemas.CompletionRequest)
+    for now, count in ((3604.0, 101), (3605.0, 102), (3606.0, 102), (7204.0, 102), (7205.0, 103)):
+        clock[0] = now
+        noted({"num_beams": 1}, request_schemas.CompletionRequest)
+        assert len(caplog.records) == count
 
 
 def test_a_name_of_half_a_character_is_nobody_s(server: Server) -> None:

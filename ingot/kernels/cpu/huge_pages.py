@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 import weakref
 
@@ -15,6 +16,8 @@ import torch
 CHUNK = 32 << 20  # bytes that small weights share
 _ALIGNMENT = 64  # a vector's
 _LOCK = threading.Lock()
+# A fork waits for the thread that holds the lock, and finds what it guards complete.
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _open: weakref.ref[mmap.mmap] | None = None  # the chunk that has room left
 _used = 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ import torch
 
 OLDEST = (0, 46)  # llvmlite's release whose LLVM has pointers of one type
 _LOCK = threading.Lock()
+# A fork waits for the thread that holds the lock, and finds what it guards complete.
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _LAUNCH = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()

@@ -130,8 +130,9 @@ def _measure_side(
         if not results:
             raise
         interrupted = True
-    record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
-    record |= {"interrupted": True} if interrupted else {}
+    record: Record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
+    if interrupted:
+        record["interrupted"] = True
     return record | {"doubts": doubts(results)}, ceiling
 
 
