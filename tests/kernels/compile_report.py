@@ -132,12 +132,14 @@ def check_invariant_sums(
 
 def check_prompt_products(rows: list[dict[str, Any]], least: int) -> None:
     """A step's products are waited for together, not each where it is issued: words are unpacked beside.
-    A step of 32 columns has two. SiLU is computed by warps of its own, a few rows at a time.
+    A step of 32 columns has two. Words lie where threads need them: one shuffle tells a warp its number. SiLU
+    is computed by warps of its own, a few rows at a time.
     """
     found = [row for row in rows if row["kernel"] == "packed_prompt_kernel"]
     assert len(found) >= least
     waits = [(row["product_waits"], sum(row["products"].values())) for row in found]
     assert [row for row in waits if row[0] is not None and row[0] >= row[1]] == []
+    assert [row for row in found if row["moves"].get("shuffles", 0) > 1] == []
     gates = [row for row in found if row["loop"] == "gates"]
     assert gates
     assert [row for row in gates if not 0 < row["arithmetic"]["ex2.approx.f32"] <= 32] == []

@@ -14,7 +14,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.product.packed import packed_prompt as packed_prompt_module
-from ingot.kernels.product.packed import prompt_tiles
+from ingot.kernels.product.packed import prompt_tiles, prompt_words
 from ingot.kernels.product.packed.packed_prompt import (
     add_packed_prompt,
     packed_prompt,
@@ -25,9 +25,10 @@ from ingot.kernels.product.packed.packed_prompt import (
     takes_prompt,
     takes_wide,
     unpacks_prompts,
+    word_descriptor,
 )
 from ingot.kernels.rows.operand_rows import OperandRows
-from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.kernels.weight.stored_weight import StoredWeight, pack_words, part_columns
 from ingot.layers.build_context import BuildContext
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
@@ -150,28 +151,68 @@ def test_rows_of_a_scheme(rows: int, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "rows", "chunks", "early", "unroll"),
+    ("form", "rows", "chunks", "unroll"),
     [
-        ((8, 0, False), 256, 1, False, 1),
-        ((8, 0, False), 256, 2, True, 2),
-        ((8, 0, False), 256, 5, True, 1),
-        ((8, 0, False), 128, 2, False, 1),
-        ((8, 128, False), 256, 2, False, 1),
-        ((4, 0, False), 256, 16, False, 1),
-        ((4, 32, True), 256, 16, False, 1),
+        ((8, 0, False), 256, 1, 1),
+        ((8, 0, False), 256, 2, 2),
+        ((8, 0, False), 256, 5, 1),
+        ((8, 0, False), 128, 2, 1),
+        ((8, 128, False), 256, 2, 1),
+        ((4, 0, False), 256, 16, 1),
+        ((4, 32, True), 256, 16, 1),
     ],
 )
-def test_no_words_beyond_the_next_tile(
-    form: tuple[int, int, bool], rows: int, chunks: int, early: bool, unroll: int
+def test_an_iteration_and_what_shared_memory_holds(
+    form: tuple[int, int, bool], rows: int, chunks: int, unroll: int
 ) -> None:
-    """Words are loaded two chunks ahead only where a row has two; an iteration's chunks divide a row's."""
+    """An iteration's chunks divide a row's; steps of x and two chunks of words leave room for the sums."""
     loop = prompt_loop_of((*form, False, False, False), rows, chunks)
-    assert (early, unroll) == (loop.EARLY, loop.UNROLL)
+    assert unroll == loop.UNROLL
     assert (32 if form[1] == 32 else 64) == loop.COLS
-    assert loop.STAGES * rows * loop.COLS * 2 == 160 << 10
+    assert loop.STAGES * rows * loop.COLS * 2 == 128 << 10
     gates = prompt_loop_of((*form, False, True, False), rows, chunks)
     assert gates == loop._replace(GATED=True)  # SiLU has its sums where others have their results
     assert (rows, *form[:2]) == (loop.BLOCK_T, loop.BITS, loop.GROUP)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 128), (4, 32)])
+def test_words_come_in_the_order_of_the_operand(
+    bits: int, group: int, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every 16 rows of an operand eight gates, then their ups; plain outputs as they are. Every part of a
+    word pair has two neighbouring columns.
+    """
+    columns, parts = part_columns(group), 16 // bits
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randint(0, 1 << bits, (128, 2 * columns * parts), dtype=torch.uint8, generator=generator)
+    weight = StoredWeight(
+        pack_words(numbers, bits, group, torch.zeros(128, dtype=torch.uint8)),
+        2 * columns * parts, torch.ones(128).half(), None, bits, group,
+    )  # fmt: skip
+    pieces = word_descriptor(weight.values.view(torch.int32), 4, columns).base
+    boxes = ((2, 4), (6, 8)) if gated else ((4, 8),)  # blocks of 16 outputs: the second group's
+    chunk = torch.cat([pieces[a:b, columns // 4 :] for a, b in boxes])
+    ours = SimpleNamespace(
+        reshape=torch.reshape,
+        permute=torch.permute,
+        convert_layout=lambda words, layout: words,
+        constexpr=int,
+    )
+    monkeypatch.setattr(prompt_words, "gl", ours)
+    monkeypatch.setattr(prompt_words, "word_layout", lambda gated, columns: None)
+    monkeypatch.setattr(prompt_words, "pair_layout", lambda outputs, columns: None)
+    loop = prompt_loop_of((bits, group, False, False, gated, False), 256, 2)
+    words = prompt_words.loaded_words.fn(SimpleNamespace(load=lambda layout: chunk), loop)
+    outputs = torch.arange(64, 128)
+    if gated:
+        row = torch.arange(64)
+        outputs = 32 + row // 16 * 8 + row % 8 + row // 8 % 2 * 64
+    for part in range(parts):
+        for which in range(2):
+            found = words >> (16 * which + bits * part) & ((1 << bits) - 1)
+            first = (parts + part) * columns + which
+            assert torch.equal(found, numbers[outputs, first : first + columns : 2].to(torch.int32))
 
 
 @pytest.mark.parametrize(("rows", "width"), [(700, 520), (128, 4096)])

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ingot.kernels.activation.gated_mlp import silu_mul_reference
 from ingot.kernels.kernel_checks import expect, multiprocessors, runs_on_gpu
@@ -26,7 +28,8 @@ from ingot.kernels.weight.stored_weight import StoredWeight, part_columns
 
 BLOCK_N = 128
 # Rows of a tile: steps in shared memory, and the time of a tile in % of that of the first.
-BLOCK_T = {256: (5, 100), 128: (10, 60)}
+BLOCK_T = {256: (4, 100), 128: (8, 60)}
+WORDS = 2  # chunks of words in shared memory
 SPAN = 8  # tiles of rows in turn: programs that run at once read so few rows and weights that L2 has both
 # From so many rows on, by bits, a product with more outputs than packed_matmul splits is faster here: x is
 # read from L2 once per 128 outputs of 256 rows. The same of as many as one of its smaller tiles has, if they
@@ -74,7 +77,7 @@ def takes_wide(rows: int, dtype: torch.dtype, weight: StoredWeight, *, natural: 
 def unpacks_prompts(weight: StoredWeight) -> bool:
     """Whether the kernel takes such a weight, on the GPU where it lies."""
     whole = weight.out_features % BLOCK_N == 0
-    return whole and weight.bits < 16 and is_hopper(weight.values.device)
+    return whole and weight.bits < 16 and is_hopper(weight.values.device) and describable(weight.values)
 
 
 def packed_prompt(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -165,14 +168,13 @@ def _launch(
 
 @functools.cache
 def prompt_loop_of(kind: tuple[int, int, bool, bool, bool, bool], rows: int, chunks: int) -> PromptLoop:
-    """The kernel's constants: ``kind`` is its first six, ``rows`` a tile's, ``chunks`` a weight row's. In 8
-    bits a chunk is two steps, in which words do not arrive: they are loaded earlier.
+    """The kernel's constants: ``kind`` is its first six, ``rows`` a tile's, ``chunks`` a weight row's. An
+    iteration of large tiles has as many steps as shared memory.
     """
-    early = rows == 256 and kind[:3] == (8, 0, False) and chunks > 1
-    unroll = 2 if early and chunks % 2 == 0 else 1
+    unroll = 2 if kind[:3] == (8, 0, False) and rows == 256 and chunks % 2 == 0 else 1
     columns = part_columns(kind[1])
     stages = BLOCK_T[rows][0] * 64 // columns
-    return PromptLoop(*kind, columns, rows, BLOCK_N, stages, early, unroll, SPAN)
+    return PromptLoop(*kind, columns, rows, BLOCK_N, stages, WORDS, unroll, SPAN)
 
 
 def _arguments(
@@ -185,9 +187,8 @@ def _arguments(
     gates = y.shape[1] < weight.out_features
     return (
         descriptor(x, block, columns),
+        word_descriptor(words.view(torch.int32), 2 if gates else 4, columns),
         descriptor(y, GATE_ROWS, BLOCK_N // 4) if gates else descriptor(y, block, BLOCK_N // 2),
-        words.view(torch.int32),
-        words.stride(0) * 8,  # 16 rows, two words each
         scales,
         weight.zeros,
         scales.stride(0) if weight.group else 0,
@@ -197,4 +198,13 @@ def _arguments(
         weight.in_features,
         words.shape[1] // columns,
         0,
+    )
+
+
+def word_descriptor(words: torch.Tensor, blocks: int, columns: int) -> TensorDescriptor:
+    """Of a chunk's words [N, W] int32 of so many ``blocks`` of 16 outputs, by pieces of 32 words."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=3)
+    pieces = words.view(len(words) // 16, -1, 32)
+    return TensorDescriptor(
+        pieces, list(pieces.shape), list(pieces.stride()), [blocks, columns // 4, 32], layout
     )

@@ -25,7 +25,8 @@ _ROWS = gl.constexpr(GATE_ROWS)
 @gluon.jit
 def apply_gates(everything: tensor, LOOP: constexpr) -> None:
     """Of every tile and both groups: 64 sums of a row are four times eight gates and their ups."""
-    _x_desc, y_desc, _xs, staged, _ready, _free, filled, emptied, places = everything
+    _x_desc, _w_desc, y_desc, _xs, _words, staged, bars, places = everything
+    _ready, _free, _stored, _loaded, filled, emptied = bars
     WIDTH: constexpr = LOOP.BLOCK_N // 4
     STEPS: constexpr = LOOP.BLOCK_T // _ROWS
     LOADS: constexpr = gl.BlockedLayout([1, 16], [8, 4], [2, 1], [1, 0])

@@ -1,9 +1,8 @@
-"""The kernel of packed_prompt.py: one warp of a program copies rows of x to shared memory, two groups of four
-warps multiply half of a tile's outputs each, y^T = W · x^T.
+"""The kernel of packed_prompt.py: one warp of a program copies rows of x and words of the weight to shared
+memory, two groups of four warps multiply half of a tile's outputs each, y^T = W · x^T.
 
-A group loads its words straight into registers and unpacks the next step's operand (prompt_words.py) while
-the product of this step runs. No wide copy of the weight is written. SiLU has two warps of its own
-(prompt_gates.py).
+A group unpacks the next step's words into registers (prompt_words.py) while the product of this step runs. No
+wide copy of the weight is written. SiLU has two warps of its own (prompt_gates.py).
 
     packed_prompt_kernel[(programs,)](*arguments, LOOP=PromptLoop(…), num_warps=4)
 """
@@ -41,7 +40,6 @@ from ingot.kernels.product.packed.prompt_words import (
     pair_layout,
     twice,
     wide,
-    word_places,
 )
 
 
@@ -90,10 +88,11 @@ def _factors(chunk: tensor, rows: tensor, places: tensor, LOOP: constexpr, DTYPE
 
 @gluon.jit
 def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
-    """One group's half of the outputs, tile by tile: the first words of a tile are loaded and unpacked in the
-    last steps of the one before.
+    """One group's half of the outputs, tile by tile: a tile's first words are unpacked beside the last step
+    of the one before.
     """
-    _x_desc, y_desc, xs, staged, ready, free, filled, emptied, places = everything
+    _x_desc, _w_desc, y_desc, xs, words_kept, staged, bars, places = everything
+    ready, free, stored, taken, filled, emptied = bars
     DTYPE: constexpr = y_desc.dtype
     BLOCK_T: constexpr = LOOP.BLOCK_T
     BLOCK_N: constexpr = LOOP.BLOCK_N // 2
@@ -101,7 +100,6 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
     PARTS: constexpr = 16 // LOOP.BITS
     GROUPS: constexpr = _groups(LOOP)
     UNROLL: constexpr = LOOP.UNROLL
-    CHUNK: constexpr = 8 * LOOP.COLS  # 32-bit words of 16 rows
     MMA: constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_T, 16]
     )
@@ -109,10 +107,7 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
     ROWS: constexpr = gl.SliceLayout(1, pair_layout(BLOCK_N, LOOP.COLS))
     SUM_ROWS: constexpr = gl.SliceLayout(1, MMA)
     apart = places.outputs // 2  # up's outputs from the gate's
-    place = word_places(places.block_stride, LOOP)
-    second = gl.to_tensor(64).to(gl.int64)  # words of a thread's second row from those of its first
-    if LOOP.GATED:
-        second = (apart // 16).to(gl.int64) * places.block_stride
+    kept = words_kept._reinterpret(gl.int32, [2 * LOOP.WORDS, 4, LOOP.COLS // 4, 32], words_kept.type.layout)
     rows, sum_rows = own_rows(BLOCK_N, apart, LOOP, ROWS), own_rows(BLOCK_N, apart, LOOP, SUM_ROWS)
     slot = 0
     phase = 0
@@ -120,19 +115,19 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
     turn = 0
     first_token, first_output = tile_corner(gl.program_id(0), places, LOOP)
     first_output += WHICH * WIDTH
-    here = (first_output // 16).to(gl.int64) * places.block_stride
-    loaded = loaded_words(places.words, here, second, place, LOOP.COLS)
+    word_slot = 0
+    word_phase = 0
     less, scales = _factors(0, first_output + rows, places, LOOP, DTYPE)
     next_less, next_scales = less, scales
-    words = loaded
-    if LOOP.EARLY:
-        loaded = loaded_words(places.words, here + CHUNK, second, place, LOOP.COLS)
+    mbarrier.wait(stored.index(word_slot), word_phase)
+    words = loaded_words(kept.index(2 * word_slot + WHICH), LOOP)
+    mbarrier.arrive(taken.index(word_slot), count=1)
+    word_slot += 1
     left = operand(wide(words, less[0], scales[0], 0, LOOP, DTYPE), DTYPE, LEFT)
     acc = warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_T], gl.float32, MMA))
     for tile in range(gl.program_id(0), tile_count(places, LOOP), gl.num_programs(0)):
         next_token, next_output = tile_corner(tile + gl.num_programs(0), places, LOOP)
         next_output += WHICH * WIDTH
-        there = (next_output // 16).to(gl.int64) * places.block_stride
         if LOOP.GROUP == 0:
             row_scales = gl.load(places.scales + first_output + sum_rows)
         if LOOP.BIAS:
@@ -149,14 +144,14 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
                     if unit + part > 0:
                         mbarrier.arrive(free.index(before), count=1)
                     if part + 1 == PARTS:
-                        words = loaded
+                        mbarrier.wait(stored.index(word_slot), word_phase)
+                        words = loaded_words(kept.index(2 * word_slot + WHICH), LOOP)
+                        mbarrier.arrive(taken.index(word_slot), count=1)
+                        word_slot += 1
+                        if word_slot == LOOP.WORDS:
+                            word_slot = 0
+                            word_phase ^= 1
                         less, scales = next_less, next_scales
-                        if LOOP.EARLY:
-                            later = chunk + 2 - gl.where(chunk + 2 >= places.chunks, places.chunks, 0)
-                            from_here = gl.where(later == chunk + 2, here, there)
-                            loaded = loaded_words(
-                                places.words, from_here + later * CHUNK, second, place, LOOP.COLS
-                            )
                         pairs = wide(words, less[0], scales[0], 0, LOOP, DTYPE)
                         if unit + 1 == UNROLL:
                             # Registers of the loop's next product are written while none runs: otherwise the
@@ -172,9 +167,6 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
                     if part == 0:  # after the last chunk the next tile's first
                         ends = chunk + 1 == places.chunks
                         later = gl.where(ends, 0, chunk + 1)
-                        if not LOOP.EARLY:
-                            at = gl.where(ends, there, here + later * CHUNK)
-                            loaded = loaded_words(places.words, at, second, place, LOOP.COLS)
                         if LOOP.ADDS:
                             tma.store_wait(0)
                             bar = filled.index(WHICH)
@@ -212,7 +204,7 @@ def _multiply(WHICH: constexpr, everything: tensor, LOOP: constexpr) -> None:
         if not LOOP.GATED:
             fence_async_shared()
             tma.async_copy_shared_to_global(y_desc, [first_token, first_output], stage)
-        first_token, first_output, here = next_token, next_output, there
+        first_token, first_output = next_token, next_output
     tma.store_wait(0)
 
 
@@ -247,9 +239,8 @@ def _second(everything: tensor, LOOP: constexpr) -> None:
 @gluon.jit(do_not_specialize=["tokens", "chunks", "zero"])
 def packed_prompt_kernel(
     x_desc: tensor,
+    w_desc: tensor,
     y_desc: tensor,
-    words: tensor,
-    block_stride: tensor,
     scales: tensor,
     zeros: tensor,
     scale_stride: tensor,
@@ -263,13 +254,17 @@ def packed_prompt_kernel(
 ) -> None:
     """Tiles of BLOCK_T rows and BLOCK_N outputs, as far apart as there are programs."""
     STAGES: constexpr = LOOP.STAGES
-    places = Places(
-        words, block_stride, scales, zeros, scale_stride, bias, tokens, outputs, columns, chunks, zero
-    )
+    WORDS: constexpr = LOOP.WORDS
+    places = Places(scales, zeros, scale_stride, bias, tokens, outputs, columns, chunks, zero)
     xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, LOOP.BLOCK_T, LOOP.COLS], x_desc.layout)
+    BLOCKS: constexpr = w_desc.block_shape[0]
+    BOXES: constexpr = LOOP.BLOCK_N // (16 * BLOCKS)
+    words = gl.allocate_shared_memory(gl.int32, [BOXES * WORDS, BLOCKS, LOOP.COLS // 4, 32], w_desc.layout)
     staged = gl.allocate_shared_memory(y_desc.dtype, [2, LOOP.BLOCK_T, LOOP.BLOCK_N // 2], STAGED)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    stored = gl.allocate_shared_memory(gl.int64, [WORDS, 1], mbarrier.MBarrierLayout())
+    loaded = gl.allocate_shared_memory(gl.int64, [WORDS, 1], mbarrier.MBarrierLayout())
     filled = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for group in gl.static_range(2):
@@ -278,8 +273,12 @@ def packed_prompt_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
+    for place in gl.static_range(WORDS):
+        mbarrier.init(stored.index(place), count=1)
+        mbarrier.init(loaded.index(place), count=2)
     fence_async_shared()
-    everything = (x_desc, y_desc, xs, staged, ready, free, filled, emptied, places)
+    bars = (ready, free, stored, loaded, filled, emptied)
+    everything = (x_desc, w_desc, y_desc, xs, words, staged, bars, places)
     if LOOP.GATED:
         gl.warp_specialize(
             [

@@ -1,5 +1,5 @@
 """Tiles of packed_prompt.py's kernel: its constants, which tile a program does next, and the warp that copies
-rows of x to shared memory.
+rows of x and words of the weight to shared memory.
 
     first_token, first_output = tile_corner(tile, places, LOOP)
 """
@@ -25,8 +25,8 @@ class PromptLoop(NamedTuple):
         ADDS: whether y's own values are added.
         COLS: columns of a step: one part of the words.
         BLOCK_T, BLOCK_N: rows and outputs of a tile.
-        STAGES: steps in shared memory.
-        EARLY: whether words are loaded two chunks ahead instead of one.
+        STAGES: steps of x in shared memory.
+        WORDS: chunks of words there.
         UNROLL: chunks per iteration, which divide those of a row.
         SPAN: tiles of rows that are done for one tile of outputs before the next.
     """
@@ -41,7 +41,7 @@ class PromptLoop(NamedTuple):
     BLOCK_T: int
     BLOCK_N: int
     STAGES: int
-    EARLY: bool
+    WORDS: int
     UNROLL: int
     SPAN: int
 
@@ -49,8 +49,6 @@ class PromptLoop(NamedTuple):
 class Places(NamedTuple):
     """What is read, strides and sizes; ``zero``: 0, which the compiler does not know."""
 
-    words: Any
-    block_stride: Any
     scales: Any
     zeros: Any
     scale_stride: Any
@@ -81,21 +79,62 @@ def tile_corner(tile: tensor, places: tensor, LOOP: constexpr) -> tensor:
 
 @gluon.jit
 def copy_rows(everything: tensor, LOOP: constexpr) -> None:
-    """Copy the rows of every step, as soon as their place in shared memory is free."""
-    x_desc, _y_desc, xs, _staged, ready, free, _filled, _emptied, places = everything
+    """Copy the rows of every step and the words of every chunk, as soon as their place in shared memory is
+    free; after the last chunk once more its tile's first words, which are loaded but not used.
+    """
+    x_desc, w_desc, _y_desc, xs, words, _staged, bars, places = everything
+    ready, free, stored, loaded, _filled, _emptied = bars
     PARTS: constexpr = 16 // LOOP.BITS
     BYTES: constexpr = LOOP.BLOCK_T * LOOP.COLS * 2
     slot = 0
     phase = 1
+    word_slot = 0
+    word_phase = 1
     for tile in range(gl.program_id(0), tile_count(places, LOOP), gl.num_programs(0)):
-        first_token, _first_output = tile_corner(tile, places, LOOP)
-        for step in range(places.chunks * PARTS):
-            mbarrier.wait(free.index(slot), phase)
-            mbarrier.expect(ready.index(slot), BYTES)
-            tma.async_copy_global_to_shared(
-                x_desc, [first_token, step * LOOP.COLS], ready.index(slot), xs.index(slot)
-            )
-            slot += 1
-            if slot == LOOP.STAGES:
-                slot = 0
-                phase ^= 1
+        first_token, first_output = tile_corner(tile, places, LOOP)
+        for chunk in range(places.chunks):
+            mbarrier.wait(loaded.index(word_slot), word_phase)
+            copy_words(w_desc, first_output, chunk, word_slot, words, stored, places, LOOP)
+            word_slot += 1
+            if word_slot == LOOP.WORDS:
+                word_slot = 0
+                word_phase ^= 1
+            for part in gl.static_range(PARTS):
+                mbarrier.wait(free.index(slot), phase)
+                mbarrier.expect(ready.index(slot), BYTES)
+                column = (chunk * PARTS + part) * LOOP.COLS
+                tma.async_copy_global_to_shared(
+                    x_desc, [first_token, column], ready.index(slot), xs.index(slot)
+                )
+                slot += 1
+                if slot == LOOP.STAGES:
+                    slot = 0
+                    phase ^= 1
+    mbarrier.wait(loaded.index(word_slot), word_phase)
+    copy_words(w_desc, 0, 0, word_slot, words, stored, places, LOOP)
+
+
+@gluon.jit
+def copy_words(
+    w_desc: tensor,
+    first_output: tensor,
+    chunk: tensor,
+    slot: tensor,
+    words: tensor,
+    stored: tensor,
+    places: tensor,
+    LOOP: constexpr,
+) -> None:
+    """Copy the words of one chunk of a tile: each group's, of gates and then of their ups."""
+    BLOCKS: constexpr = w_desc.block_shape[0]
+    BOXES: constexpr = LOOP.BLOCK_N // (16 * BLOCKS)
+    PIECES: constexpr = w_desc.block_shape[1]
+    bar = stored.index(slot)
+    mbarrier.expect(bar, LOOP.BLOCK_N * LOOP.COLS * 2)
+    for box in gl.static_range(BOXES):
+        block = first_output // 16 + box * BLOCKS
+        if LOOP.GATED:
+            block = first_output // 16 + box // 2 * BLOCKS + box % 2 * (places.outputs // 32)
+        tma.async_copy_global_to_shared(
+            w_desc, [block, chunk * PIECES, 0], bar, words.index(BOXES * slot + box)
+        )

@@ -1,10 +1,11 @@
 """Packed words as the left operand of a warp group's product, in Gluon: loaded, put in order, unpacked.
 
-A thread has two rows, which are eight outputs apart, or a gate and its up. It loads 32 bits at a time, pairs
-of the columns that a tensor core takes from it, so that nothing changes places and x keeps its columns in
-natural order. Then one of a word's values after the other becomes fp16 or bf16, two at a time.
+A thread has two rows, which are eight outputs apart, or a gate and its up. It loads 32 bits at a time from
+shared memory, pairs of the columns that a tensor core takes from it, so that nothing changes places and x
+keeps its columns in natural order. Then one of a word's values after the other becomes fp16 or bf16, two at a
+time.
 
-    words = loaded_words(words, at, second, place, COLS)
+    words = loaded_words(kept.index(place), LOOP)
     left = operand(wide(words, less, scale, 0, 4, gl.bfloat16, True, True), gl.bfloat16, LEFT)
 """
 
@@ -70,14 +71,16 @@ def pair_layout(BLOCK_N: int, COLS: int) -> gl.DistributedLinearLayout:
 
 
 @triton.constexpr_function
-def row_layout(ROWS: int, COLS: int) -> gl.DistributedLinearLayout:
-    """The same of every thread's first row: [ROWS, COLS / 2]."""
+def word_layout(GATED: bool, COLS: int) -> gl.DistributedLinearLayout:
+    """The words of a group's 64 outputs as they lie in shared memory, [blocks of 16 outputs, pieces, 32]: a
+    thread's are those that ``pair_layout`` gives it.
+    """
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, pair] for pair in _doublings(4, COLS // 2)],
-        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0]],
+        reg_bases=[[2, 0, 0] if GATED else [0, 2, 0], [0, 0, 4], [0, 0, 8], *([[0, 8, 0]] * (COLS // 64))],
+        lane_bases=[[0, 0, 1], [0, 4, 0], [0, 0, 2], [0, 0, 16], [0, 1, 0]],
+        warp_bases=[[0, 2, 0], [1, 0, 0]] if GATED else [[1, 0, 0], [2, 0, 0]],
         block_bases=[],
-        shape=[ROWS, COLS // 2],
+        shape=[4, COLS // 4, 32],
     )
 
 
@@ -93,30 +96,16 @@ def own_rows(BLOCK_N: constexpr, apart: tensor, LOOP: constexpr, LAYOUT: constex
 
 
 @gluon.jit
-def word_places(block_stride: tensor, LOOP: constexpr) -> tensor:
-    """Where the words of pairs of columns [BLOCK_N / 4, COLS / 2] of every thread's first row lie, after
-    those of the first output of its group of warps.
-    """
-    QUARTER: constexpr = LOOP.BLOCK_N // 4
-    LAYOUT: constexpr = row_layout(QUARTER, LOOP.COLS)
-    row = gl.arange(0, QUARTER, gl.SliceLayout(1, LAYOUT))
-    if not LOOP.GATED:
-        row = row // 8 * 16 + row % 8
-    rows = row // 16 * block_stride + row % 16 // 2 * 16 + row % 2 * 2
-    pair = gl.arange(0, LOOP.COLS // 2, gl.SliceLayout(0, LAYOUT))
-    columns = pair // 16 * 256 + pair // 2 % 2 * 128 + pair // 4 % 4 * 4 + pair % 2
-    return rows.to(gl.int64)[:, None] + columns.to(gl.int64)[None, :]
-
-
-@gluon.jit
-def loaded_words(words: tensor, at: tensor, second: tensor, place: tensor, COLS: constexpr) -> tensor:
-    """A chunk's words by pairs of columns [BLOCK_N, COLS / 2] as ``pair_layout`` has them; a thread's second
-    row lies ``second`` further.
-    """
-    QUARTER: constexpr = place.shape[0]
-    both = gl.join(gl.load(words + (at + place)), gl.load(words + (at + second + place)))
-    both = gl.permute(gl.reshape(both, (QUARTER // 8, 8, COLS // 2, 2)), (0, 3, 1, 2))
-    return gl.convert_layout(gl.reshape(both, (2 * QUARTER, COLS // 2)), pair_layout(2 * QUARTER, COLS))
+def loaded_words(words: tensor, LOOP: constexpr) -> tensor:
+    """A group's words of a chunk by pairs of columns [64, COLS / 2] as ``pair_layout`` has them."""
+    HALVES: constexpr = LOOP.COLS // 32
+    found = gl.reshape(words.load(word_layout(LOOP.GATED, LOOP.COLS)), (2, 2, HALVES, 2, 2, 2, 2, 4, 2, 2))
+    # A row of the operand by its bits: blocks of 16 outputs, halves of eight, outputs; then columns.
+    if LOOP.GATED:
+        found = gl.permute(found, (1, 4, 0, 5, 6, 8, 2, 7, 3, 9))
+    else:
+        found = gl.permute(found, (0, 1, 4, 5, 6, 8, 2, 7, 3, 9))
+    return gl.convert_layout(gl.reshape(found, (64, LOOP.COLS // 2)), pair_layout(64, LOOP.COLS))
 
 
 @gluon.jit
