@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.logging import catching_logs
 
 from tests.forked import start_helper
 from tests.forked_runs import ForkedRun
@@ -192,7 +194,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", type=int, default=0, help="Run tests in this many processes.")
 
 
+def _catch_at_root(self: catching_logs[logging.Handler]) -> logging.Handler:
+    """What pytest does before each setup, call and teardown, except that it leaves out loggers of libraries
+    that do not propagate: to go through them takes 0.6 ms per test.
+    """
+    root = logging.getLogger()
+    root.addHandler(self.handler)
+    self.attached_loggers.append(root)
+    if self.level is not None:
+        self.handler.setLevel(self.level)
+        self.orig_level = root.level
+        root.setLevel(min(self.orig_level, self.level))
+    return self.handler
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    catching_logs.__enter__ = _catch_at_root  # type: ignore[method-assign]
     if config.option.forks and torch.cuda.is_available():
         raise pytest.UsageError("A fork cannot use the GPU: set CUDA_VISIBLE_DEVICES= beside --forks.")
 

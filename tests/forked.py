@@ -162,7 +162,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _import_most() -> None:
-    if gc.get_freeze_count() and set(_IMPORTED) <= sys.modules.keys():
+    if hasattr(importlib.import_module("typer.main").get_command, "cache_info"):  # by the requester's helper
         return
     for name in _IMPORTED:
         importlib.import_module(name)

@@ -106,22 +106,23 @@ class ForkedRun:
 
     def _receive(self, fork: Fork) -> None:
         try:
-            name, given = fork.connection.recv() if fork.connection.poll() else (None, None)
+            messages = fork.connection.recv() if fork.connection.poll() else []
         except (EOFError, OSError):
-            name = None
-        if name is None:
+            messages = []
+        if not messages:
             self._remove(fork)
-        elif name == _NEXT:
-            places = self._units.popleft() if self._units else []
-            fork.places.extend(places)
-            with suppress(OSError):  # its end is seen next
-                fork.connection.send(places)
-        elif name == _STARTED:
-            fork.last = fork.places.popleft()
-        elif name == _ENDED:
-            fork.is_done = True
-        else:
-            self._report(name, **given)
+        for name, given in messages:
+            if name == _NEXT:
+                places = self._units.popleft() if self._units else []
+                fork.places.extend(places)
+                with suppress(OSError):  # its end is seen next
+                    fork.connection.send(places)
+            elif name == _STARTED:
+                fork.last = fork.places.popleft()
+            elif name == _ENDED:
+                fork.is_done = True
+            else:
+                self._report(name, **given)
 
     def _report(self, name: str, **given: Any) -> None:
         """Call a hook of pytest as if the test ran in this process."""
@@ -188,11 +189,10 @@ def _be_fork(session: pytest.Session, connection: Connection, begin: Callable[[]
         _take_output(session.config)
         try:
             begin()
-            reporter = _Reporter(session, connection)
+            reporter = _Reporter(session.config)
             session.config.pluginmanager.register(reporter)
-            reporter.is_new = False
-            _run_units(session, connection)
-            connection.send((_ENDED, None))
+            reporter.messages.clear()  # pytest repeats earlier warnings to what is registered
+            _run_units(session, connection, reporter.messages)
         except (EOFError, ConnectionError, KeyboardInterrupt):
             session._setupstate.teardown_exact(None)
         atexit._run_exitfuncs()
@@ -217,51 +217,57 @@ def _take_output(config: pytest.Config) -> None:
         )
 
 
-def _run_units(session: pytest.Session, connection: Connection) -> None:
-    """The next unit is taken before the last test of one, which ends fixtures that the next test lacks."""
+def _run_units(session: pytest.Session, connection: Connection, messages: list[Any]) -> None:
+    """The next unit is taken before the last test of one, which ends fixtures that the next test lacks. All
+    messages of a test are sent at once.
+    """
 
-    def taken() -> list[int]:
-        connection.send((_NEXT, None))
-        places: list[int] = connection.recv()
-        return places
+    def send(name: str) -> None:
+        messages.append((name, None))
+        connection.send(messages)
+        messages.clear()
 
-    places = deque(taken())
+    def take() -> list[int]:
+        send(_NEXT)
+        taken: list[int] = connection.recv()
+        return taken
+
+    places = deque(take())
     while places:
         item = session.items[places.popleft()]
         if not places:
-            places.extend(taken())
-        connection.send((_STARTED, None))
+            places.extend(take())
+        send(_STARTED)
         after = session.items[places[0]] if places else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+    send(_ENDED)
 
 
 class _Reporter:
-    """Sends what pytest reports in a fork to the first process."""
+    """Keeps what pytest reports in a fork as messages to the first process."""
 
-    def __init__(self, session: pytest.Session, connection: Connection) -> None:
-        self._config, self._connection = session.config, connection
-        self.is_new = True  # pytest repeats earlier warnings to what is registered
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.messages: list[tuple[str, Any]] = []
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
-        self._send("pytest_runtest_logstart", nodeid=nodeid, location=location)
+        self._add("pytest_runtest_logstart", nodeid=nodeid, location=location)
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
-        self._send("pytest_runtest_logfinish", nodeid=nodeid, location=location)
+        self._add("pytest_runtest_logfinish", nodeid=nodeid, location=location)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._send("pytest_runtest_logreport", report=_serialized(self._config, report))
+        self._add("pytest_runtest_logreport", report=_serialized(self._config, report))
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
-        if self.is_new:
-            return
         one = warning_message
         # As text: a warning may hold anything, and its class may be a test's own.
         words = str(one.message), one.category.__name__, one.filename, one.lineno
-        self._send(
+        self._add(
             "pytest_warning_recorded", warning_message=words, when=when, nodeid=nodeid, location=location
         )
 
-    def _send(self, name: str, **given: Any) -> None:
-        self._connection.send((name, given))
+    def _add(self, name: str, **given: Any) -> None:
+        self.messages.append((name, given))
