@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -113,6 +114,8 @@ def test_what_the_kernel_takes() -> None:
     assert not takes_prompt(wide[:, 4:516], weight)
     assert not takes_prompt(normal(9, 517, dtype=torch.bfloat16)[:, :512], weight)
     assert not unpacks_prompts(StoredWeight(torch.ones(128, 64), 64))
+    odd = torch.zeros(weight.values.numel() + 1, dtype=torch.int16)[1:].view_as(weight.values)
+    assert not takes_prompt(x, replace(weight, values=odd)), "no descriptor reads words that start there"
     many = normal(257, 512, dtype=torch.bfloat16)
     assert takes_many_rows(many, weight)
     assert not takes_many_rows(many[:256], weight)
