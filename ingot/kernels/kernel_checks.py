@@ -93,8 +93,18 @@ def expect_static(static: torch.Tensor | None, like: torch.Tensor) -> None:
         expect("static", static, (1,), like=like, dtype=torch.float32)
 
 
+def described_gpu(device: torch.device) -> torch.device:
+    """The device, but of the meta device this machine's current GPU, if there is one: nothing is computed on
+    meta tensors, and what is said of them is of what would run.
+    """
+    if device.type == "meta" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a GPU; 2 under the interpreter."""
+    device = described_gpu(device)
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

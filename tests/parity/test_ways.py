@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +10,12 @@ import pytest
 import torch
 
 from ingot import LLM
+from ingot.building.random_weights import config_manifest
 from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import model_of
+from ingot.kernels.product import prompt_gate_up
+from ingot.kernels.product.prompt_epilogue import is_hopper
+from ingot.kernels.product.prompt_gate_up import takes_gate_up
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.tiles import tile_tables
 from ingot.layers.decoder import DecoderLayer
@@ -239,3 +245,57 @@ def test_steps_are_reported_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "decode, 257 requests and more": f"{widened}; head: matrix library",
         "with prompts": f"{widened}; head: matrix library",
     }
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is described on the meta device is of an H200."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    properties = mock.Mock(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    is_hopper.cache_clear()
+    yield
+    is_hopper.cache_clear()
+
+
+def described(path: Path, mlp: str = "silu_gated") -> dict[str, str]:
+    """The plan of the 8B's shape, of two layers, without weights."""
+    shape = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "head_dim": 128}
+    shape |= {"num_key_value_heads": 8, "vocab_size": 1024, "architectures": ["LlamaForCausalLM"]}
+    tiny_config("llama", **shape).save_pretrained(path)
+    decoder = model_of(config_manifest(path, "bf16", 64, 128))
+    cache = LayerCache.zeros(1, 8, 16, 128, torch.bfloat16, torch.device("meta"))
+    chooser = product_chooser(decoder, [cache])
+    config = decoder.config.replace(mlp=mlp)
+    return describe_kernels(config, lambda step: Operations(decoder, chooser, step).layers)
+
+
+@pytest.mark.usefixtures("h200")
+def test_the_plan_on_hopper_names_the_kernel_that_gate_and_up_take(tmp_path: Path) -> None:
+    """At the rows at which the product itself takes it."""
+    fused = "up: gate and up with SiLU in one kernel"
+    found = described(tmp_path)
+    weight = torch.empty(28672, 4096, dtype=torch.bfloat16, device="meta")
+    taken = [rows for rows in range(65, 257) if takes_gate_up(weight.new_empty(rows, 4096), weight)]
+    assert taken == [*range(96, 129), *range(240, 257)]
+    words = {step: fused in how for step, how in found.items() if step.startswith("decode")}
+    assert [step for step, is_fused in words.items() if is_fused] == [
+        "decode, 96 to 128 requests",
+        "decode, 240 to 256 requests",
+    ]
+    prompts = "matrix library (from 1024 rows on, in full tiles, gate and up with SiLU in one kernel)"
+    for step in ("decode, 257 requests and more", "with prompts"):
+        assert f"up: {prompts}" in found[step]
+    assert found["decode, 65 to 95 requests"] == found["decode, 129 to 239 requests"] == "matrix library"
+
+
+def test_the_plan_elsewhere_names_the_matrix_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_gate_up, "is_hopper", lambda device: False)
+    assert not any("SiLU" in how for how in described(tmp_path).values())
+
+
+@pytest.mark.usefixtures("h200")
+def test_the_plan_of_another_activation_names_the_matrix_library(tmp_path: Path) -> None:
+    assert not any("SiLU" in how for how in described(tmp_path, "gelu_tanh_gated").values())

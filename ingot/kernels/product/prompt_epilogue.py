@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import constexpr, tensor
 
+from ingot.kernels.kernel_checks import described_gpu
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 
 # Q of `gelu`, times -log2(e)
@@ -109,6 +110,7 @@ def store_bent(x: tensor, y_desc: tensor, piece: tensor, row: tensor, output: te
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether a GPU has the instructions: compute capability 9."""
+    device = described_gpu(device)
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 

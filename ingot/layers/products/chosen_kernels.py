@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.product.int8.fp8_library import library_multiplies
+from ingot.kernels.product.prompt_gate_up import LEAST_ROWS, takes_gate_up
 from ingot.kernels.rows.int8_rows import E4M3, Int8Weight
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.layers.products.layer_products import (
     AddedProduct,
     BlockProduct,
+    GatedProduct,
     Int8Product,
     LayerProducts,
     OddProduct,
@@ -24,11 +28,15 @@ from ingot.layers.products.layer_products import (
     SmallProduct,
 )
 from ingot.layers.products.product_choice import Step
+from ingot.layers.products.row_forms import DenseForm
 
 ProductsOf = Callable[[Step], Sequence[LayerProducts]]
 PLAIN = {"every step": "module by module"}  # if nothing is fused
 NAMES = ("qkv", "output", "up", "down")
 MOST_ROWS = 257  # of decode steps; larger ones are like the last
+MOST_PROMPT_ROWS = 8192
+IN_ONE = "gate and up with SiLU in one kernel"
+_ENCODED = ("query", "output")
 _WORDS = {
     SmallProduct: "small kernels",
     PackedProduct: "packed kernels",
@@ -61,11 +69,17 @@ def _of_step(config: DecoderConfig, products_of: ProductsOf, step: Step) -> str:
     by_kernel: dict[str, dict[str, None]] = {}
     apart = config.gated and config.activation != "silu"
     layers = products_of(step)
-    products = [(name, getattr(layer, name)) for layer in layers for name in NAMES]
+    products = [(name, getattr(layer, name), layer.down.form) for layer in layers for name in NAMES]
     for layer in layers:
-        products += zip(("encoded query", "encoded output"), layer.encoded or (), strict=False)
-    for name, product in [*products, ("head", layers[-1].after)]:
+        products += [
+            (f"encoded {name}", one, one.form)
+            for name, one in zip(_ENCODED, layer.encoded or (), strict=False)
+        ]
+    head = layers[-1].after
+    for name, product, next_form in [*products, ("head", head, head.form)]:
         word = _WORDS.get(type(product)) or _of_module(product, step)
+        if isinstance(product, GatedProduct) and not apart and isinstance(next_form, DenseForm):
+            word = _of_gated(product, step)
         if product.linear.scheme.input_dtype == E4M3:
             word = _of_fp8(name, product, step)
         if name == "up" and apart and isinstance(product, SmallProduct):
@@ -74,6 +88,24 @@ def _of_step(config: DecoderConfig, products_of: ProductsOf, step: Step) -> str:
     if len(by_kernel) == 1:
         return next(iter(by_kernel))
     return "; ".join(f"{', '.join(names)}: {word}" for word, names in by_kernel.items())
+
+
+def _of_gated(product: GatedProduct, step: Step) -> str:
+    """The matrix library, or the kernel that its own rule takes for the step's rows (``takes_gate_up``)."""
+    linear, weight = product.linear, product.linear.weight
+    assert isinstance(weight, torch.Tensor)
+
+    def is_taken(rows: int) -> bool:
+        x = torch.empty(rows, linear.in_features, dtype=weight.dtype, device="meta")
+        return takes_gate_up(x, weight)
+
+    if step.rows is not None and step.rows < MOST_ROWS:
+        return IN_ONE if is_taken(step.rows) else "matrix library"
+    taken = [is_taken(rows) for rows in range(LEAST_ROWS, MOST_PROMPT_ROWS + 1, LEAST_ROWS // 8)]
+    if not any(taken):
+        return "matrix library"
+    full = "" if all(taken) else ", in full tiles,"
+    return f"matrix library (from {LEAST_ROWS} rows on{full} {IN_ONE})"
 
 
 def _of_fp8(name: str, product: Product, step: Step) -> str:
