@@ -14,7 +14,7 @@ import torch
 
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.layers.linear import all_dense
+from ingot.layers.linear import all_dense, linears
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.norm import Norm
 from ingot.layers.products.layer_products import LayerProducts, Product
@@ -38,7 +38,8 @@ def fuses(model: Decoder) -> bool:
 
 def product_chooser(decoder: Decoder, caches: Sequence[LayerCache]) -> ProductChooser:
     """What chooses the products of a decoder's layers."""
-    return ProductChooser(decoder.config, decoder.dtype, caches, all_dense=all_dense(decoder))
+    layers = [*linears(decoder.layers).values()]
+    return ProductChooser(decoder.config, decoder.dtype, caches, all_dense=all_dense(decoder), layers=layers)
 
 
 class Operations:

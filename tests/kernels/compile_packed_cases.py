@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from ingot.kernels.cache.paged_cache import PagedCache
+from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.product.few_rows.stream_product import stream_gate_up, stream_linear, stream_qkv
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.product.packed.packed_prompt import (
     add_packed_prompt,
@@ -60,6 +63,20 @@ def packed_gates(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = Fa
     launched(packed_prompt_gate_up)(x, weight)
 
 
+def streamed(bits: int) -> None:
+    """Products of a row whose words stream through shared memory: output, gates and heads."""
+    group, norm = (128 if bits == 4 else 0), empty(4096, dtype=BRAIN)
+    x = empty(1, 4096, dtype=BRAIN)
+    launched(stream_linear)(x, in_bits(bits, 4096, 4096, group, bits == 4, BRAIN), None, x, overlap=2)
+    weight = in_bits(bits, 28672, 4096, group, bits == 4, BRAIN)
+    launched(stream_gate_up)(x, weight, norm, 1e-5, overlap=2)
+    index, cache = empty(1, dtype=torch.int64), empty(100, 8, 64, 128, dtype=BRAIN)
+    places, kept = TokenPlaces(index, index, index), PagedCache(cache, cache)
+    place = Placement(empty(100, 128, dtype=torch.float32), places, kept, QkvHeads(32, 8, 128))
+    weight = in_bits(bits, 6144, 4096, group, bits == 4, BRAIN)
+    launched(stream_qkv)(x, weight, None, norm, 1e-5, place, overlap=2)
+
+
 def gate_up(dtype: torch.dtype, rows: int) -> None:
     x, weight = empty(rows, 4096, dtype=dtype), empty(28672, 4096, dtype=dtype)
     launched(prompt_gate_up)(x, weight)
@@ -77,6 +94,8 @@ PACKED_CASES: dict[str, Callable[[], Any]] = {
     ),
 }
 PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
+    "streamed in 4 bits": lambda: streamed(4),
+    "streamed in 8 bits": lambda: streamed(8),
     "gate and up of prompts bf16": lambda: gate_up(BRAIN, 2000),
     "gate and up of long prompts bf16": lambda: gate_up(BRAIN, 8192),
     "gate and up of prompts fp16": lambda: gate_up(HALF, 2048),

@@ -25,6 +25,7 @@ WARPGROUP_KERNELS = {
     "packed_direct_kernel",
     "packed_prompt_kernel",
     "prompt_gate_up_kernel",
+    "stream_kernel",
     "warpgroup_kernel",
 }
 KERNELS = {
@@ -65,6 +66,7 @@ KERNELS = {
     "silu_mul_int8_kernel",
     "silu_mul_kernel",
     "softcap_kernel",
+    "stream_kernel",
     "tile_tops_kernel",
     "upload_step_kernel",
     "tile_weights_kernel",

@@ -45,6 +45,7 @@ CASES = (
     "host rows 4096 fp16",
     "8 bits 8 fp16 overlapping",
     "straight in 8 bits 16 bf16",
+    "streamed in 4 bits",
     "many rows in 8 bits 128 fp16",
     "prompts in 8 bits fp16 by 128 with zeros",
     "prompts in 4 bits bf16 by 32 with zeros, gates",

@@ -12,12 +12,14 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.kernels.product.few_rows import stream_product
 from ingot.kernels.product.packed import packed_matmul
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.products import layer_products as products
 from ingot.layers.products import product_choice as ways
-from ingot.layers.products.product_choice import ALL
+from ingot.layers.products.product_choice import ALL, Step
+from ingot.layers.products.row_forms import RawForm
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -28,6 +30,8 @@ VARIANTS = {
     "llama": {},
     "llama-mha-bias": {"num_key_value_heads": 4, "attention_bias": True},
     "llama-mlp-bias": {"mlp_bias": True},
+    "llama-wide-heads": {"head_dim": 32},
+    "qwen3-wide-heads": {"head_dim": 32},
     "llama-tied": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 16},
     "qwen2": {},
@@ -122,6 +126,47 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     every = (*packed_matmul.DTYPES, torch.float32)
     monkeypatch.setattr(packed_matmul, "DTYPES", every)
     monkeypatch.setattr(ways, "PACKED_DTYPES", every)
+
+
+def cpu_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a CPU chooses as a Hopper GPU does."""
+    monkeypatch.setattr(ways, "streams", lambda device: True)
+    monkeypatch.setattr(stream_product, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(stream_product, "NORMED_COLUMNS", 32)
+
+
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
+@pytest.mark.parametrize(
+    "name", ["llama-wide-heads", "llama-mlp-bias", "qwen2", "qwen3-wide-heads", "gemma2", "gemma3", "gpt2"]
+)
+def test_streaming_products(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one request; of several there are none."""
+    cpu_streams(monkeypatch)
+    llm = llm_of(name, tmp_path, quant=quant)
+    forward = llm.executor.runner.forward
+    one, two = (forward.operations(Step(decodes=True, rows=rows)).layers[0] for rows in (1, 2))
+    assert {type(p) for p in (one.qkv, one.output, one.up, one.down)} == {products.StreamProduct}
+    assert not isinstance(two.down, products.StreamProduct)
+    head = forward.chooser.product("head", one.down.linear, Step(decodes=True, rows=1))
+    assert not isinstance(head, products.StreamProduct)  # whose rows a probe may choose
+    normed = name[:4] in ("llam", "qwen")
+    assert isinstance(one.up.form, RawForm) == isinstance(one.qkv.form, RawForm) == normed
+    compare(llm, monkeypatch, [[5, 6, 7]])
+    assert "down: streaming kernels" in forward.kernels()["decode, 1 request"]
+
+
+def test_streaming_products_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a norm is no product's: another layer's product adds up its parts in it."""
+    cpu_streams(monkeypatch)
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    quant = QuantConfig("w4a16", layers={"*.down_proj": "none"})
+    runtime = RuntimeConfig(prefix_reuse=False, cuda_graphs=False)
+    llm = LLM(tmp_path, device="cpu", quant=quant, runtime=runtime)
+    layer = llm.executor.runner.forward.operations(Step(decodes=True, rows=1)).layers[0]
+    assert isinstance(layer.qkv, products.StreamProduct)
+    assert not isinstance(layer.qkv.form, RawForm)
+    compare(llm, monkeypatch, [[5, 6, 7]])
 
 
 @pytest.mark.grid(1)

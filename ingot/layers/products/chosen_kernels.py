@@ -26,6 +26,7 @@ from ingot.layers.products.layer_products import (
     PackedProduct,
     Product,
     SmallProduct,
+    StreamProduct,
 )
 from ingot.layers.products.product_choice import Step
 from ingot.layers.products.row_forms import DenseForm
@@ -39,6 +40,7 @@ IN_ONE = "gate and up with SiLU in one kernel"
 _ENCODED = ("query", "output")
 _WORDS = {
     SmallProduct: "small kernels",
+    StreamProduct: "streaming kernels",
     PackedProduct: "packed kernels",
     Int8Product: "int8 kernels",
     BlockProduct: "int8 kernels by blocks",
@@ -82,7 +84,7 @@ def _of_step(config: DecoderConfig, products_of: ProductsOf, step: Step) -> str:
             word = _of_gated(product, step)
         if product.linear.scheme.input_dtype == E4M3:
             word = _of_fp8(name, product, step)
-        if name == "up" and apart and isinstance(product, SmallProduct):
+        if name == "up" and apart and isinstance(product, (SmallProduct, StreamProduct)):
             word += ", activation apart"
         by_kernel.setdefault(word, {})[name] = None
     if len(by_kernel) == 1:

@@ -18,6 +18,12 @@ from ingot.kernels.cache.rope_kv_write import QkvParts
 from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
 from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv, small_qkv
+from ingot.kernels.product.few_rows.stream_product import (
+    stream_gate_up,
+    stream_linear,
+    stream_qkv,
+    takes_heads,
+)
 from ingot.kernels.product.int8.fp8_library import library_takes
 from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
@@ -276,6 +282,57 @@ class SmallProduct(Product):
         """linear(norm(x)) + residual, or its activation."""
         tiles = self.linear.small_tiles.at(len(x))
         return small_linear(x, self.linear.stored(), self.bias, residual, norm, eps, tiles, activation)
+
+
+class StreamProduct(Product):
+    """One row by a weight in 4 or 8 bits whose words stream through shared memory.
+
+    Args:
+        norm: applied by the product, which then has the raw form.
+        gates: whether its kernel also computes the gate's activation.
+    """
+
+    def __init__(self, linear: Linear, *, norm: Norm | None = None, gates: bool = False) -> None:
+        super().__init__(linear, overlap=True)
+        self.norm, self.gates = norm, gates
+        if norm is not None:
+            self.form = RawForm(overlap=True)
+
+    @property
+    def _norm(self) -> tuple[torch.Tensor | None, float]:
+        return (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
+
+    def full_output(self, x: Rows) -> torch.Tensor:
+        return stream_linear(_dense(x), self.linear.stored(), self.bias, None, *self._norm)
+
+    def heads(
+        self,
+        x: Rows,
+        attention: Attention,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As of ``Product``, in one kernel if it ``takes_heads`` without norms of their own."""
+        place = attention.placement(batch, cache, rope)
+        if attention.q_norm is not None or not takes_heads(place):
+            return super().heads(x, attention, batch, cache, rope)
+        query = stream_qkv(_dense(x), self.linear.stored(), self.bias, *self._norm, place)
+        batch.see("query", query)
+        return query
+
+    def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
+        if not self.gates or not isinstance(form, DenseForm):
+            return super().inner(x, mlp, form)
+        return stream_gate_up(_dense(x), self.linear.stored(), *self._norm)
+
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``, rounded once without ``post``."""
+        if post is not None:
+            return super().join(x, hidden, norm, form, post)
+        return form.norm(norm, stream_linear(_dense(x), self.linear.stored(), self.bias, hidden))
 
 
 class PackedProduct(Product):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from ingot.config.decoder_config import DecoderConfig
+from ingot.kernels.product.few_rows import stream_product
+from ingot.kernels.product.few_rows.stream_product import streams, takes_stream
 from ingot.kernels.product.packed.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.product.packed.packed_matmul import takes_operand
 from ingot.kernels.product.packed.packed_prompt import takes_wide
@@ -35,6 +37,7 @@ from ingot.layers.products.layer_products import (
     Product,
     PromptProduct,
     SmallProduct,
+    StreamProduct,
 )
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
@@ -111,10 +114,18 @@ class ProductChooser:
         dense, narrow: tables of rows.
         all_small: whether every layer is dense (``all_dense``), so that products of one token apply the norm
             before them.
+        streams: whether the GPU can stream words through shared memory.
+        all_stream: whether those of every layer do, so that products of one token apply the norm.
     """
 
     def __init__(
-        self, config: DecoderConfig, dtype: torch.dtype, caches: Sequence[LayerCache], *, all_dense: bool
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        caches: Sequence[LayerCache],
+        *,
+        all_dense: bool,
+        layers: Sequence[Linear] = (),
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -124,6 +135,9 @@ class ProductChooser:
             self.dense = FULL_ROWS
         self.narrow: Table = NARROW_ROWS
         self.all_small = all_dense and config.gated and _folds_norms(config)
+        self.streams = streams(self.cache.keys.device)
+        apply = self.streams and len(layers) > 0 and _folds_norms(config)
+        self.all_stream = apply and all(self._streams(linear) for linear in layers)
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
         """A layer's product; ``name``: one of ``ALL``; ``norm``: the norm before it, which it may apply."""
@@ -149,6 +163,10 @@ class ProductChooser:
 
     def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:
         """The product of few decoding rows by one of our kernels; None: by the matrix library."""
+        if rows == 1 and name != "head" and self._streams(linear):
+            normed = self.all_stream and linear.in_features == stream_product.NORMED_COLUMNS
+            gates = self.config.mlp == "silu_gated" and not self.config.mlp_bias
+            return StreamProduct(linear, norm=norm if normed else None, gates=gates)
         dense = linear.stored().bits == 16
         places = self.cache.scales is None and not self.config.qk_norm
         small = name in small_products(rows, self._table(linear, dense=dense))
@@ -177,6 +195,13 @@ class ProductChooser:
             return self.narrow
         plain = self.dense is PLAIN_ROWS and is_narrow(linear.out_features, linear.in_features)
         return PLAIN_NARROW_ROWS if plain else self.dense
+
+    def _streams(self, linear: Linear) -> bool:
+        """Whether the weight's words stream through shared memory for a row alone."""
+        scheme = linear.scheme
+        if not self.streams or scheme.dense or scheme.rounds or not scheme.small_products:
+            return False
+        return takes_stream(linear.stored(), self.dtype)
 
     def _unpacks(self, linear: Linear) -> bool:
         """Whether packed_matmul supports the weight's dtype."""

@@ -41,6 +41,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "kernels.product.few_rows.small_linear",
         "kernels.product.few_rows.small_qkv",
         "kernels.product.few_rows.small_gate_up",
+        "kernels.product.few_rows.stream_product",
         "kernels.product.packed.packed_matmul",
         "kernels.product.int8.int8_linear",
         "kernels.product.invariant_linear",
