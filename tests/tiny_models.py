@@ -26,6 +26,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.initialization import no_init_weights
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 _CLASSES = {
@@ -89,7 +90,9 @@ def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
     """The model of ``config`` with random weights."""
     attention = "eager" if config.model_type == "gemma2" else "sdpa"  # which has no softcap
-    return randomize(AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval(), seed)
+    with no_init_weights():  # which are replaced
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    return randomize(model, seed)
 
 
 @torch.no_grad()
