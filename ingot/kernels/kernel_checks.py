@@ -129,7 +129,7 @@ def runs_on_gpu(x: torch.Tensor) -> bool:
 
 # Tiles that need not be powers of two, and those that are off at 0.
 COUNTS = frozenset(
-    {"AHEAD", "DIRECT", "GROUPS", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"}
+    {"AHEAD", "DIRECT", "FRAGMENTS", "GROUPS", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"}
 )
 OFF_AT_0 = frozenset(
     {"AHEAD", "DIRECT", "EARLY", "EXACT", "FRAGMENTS", "MORE_N", "PIECE", "PREFETCH", "PROGRAMS", "WIDE"}

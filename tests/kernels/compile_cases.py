@@ -379,6 +379,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "rope qwen fp16 overlapping": lambda: rope(HALF, 32, 32, 128, 128, False, 0, 2),
     "8 bits 8 fp16 overlapping": lambda: narrow(HALF, 8, 8, OVERLAP=2),
     "4 bits 8 fp16 by 128 overlapping": lambda: narrow(HALF, 8, 4, 128, OVERLAP=2),
+    "4 bits 1 bf16 by 128 with zeros overlapping": lambda: narrow(BRAIN, 1, 4, 128, True, OVERLAP=4),
     "4 bits 64 fp16 by 128 with zeros overlapping": lambda: narrow(HALF, 64, 4, 128, True, OVERLAP=2),
     "4 bits 32 fp16 by 128 overlapping, 2 ahead": lambda: narrow(HALF, 32, 4, 128, OVERLAP=2, PREFETCH=2),
     "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),

@@ -44,6 +44,7 @@ CASES = (
     "dequantize 8 bits fp16",
     "host rows 4096 fp16",
     "8 bits 8 fp16 overlapping",
+    "4 bits 1 bf16 by 128 with zeros overlapping",
     "straight in 8 bits 16 bf16",
     "streamed in 4 bits",
     "many rows in 8 bits 128 fp16",

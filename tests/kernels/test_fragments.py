@@ -23,8 +23,8 @@ FORMS = [
     (4, 256, False),
 ]
 CPU = torch.device("cpu")
-# BLOCK_N, warps, chunks ahead, parts of the sums
-TILES = [(16, 2, 1, 1), (32, 4, 2, 2), (32, 8, 1, 1), (64, 2, 4, 4)]
+# BLOCK_N, warps, FRAGMENTS (1: none ahead), parts of the sums
+TILES = [(16, 2, 2, 1), (32, 4, 3, 2), (32, 8, 1, 1), (64, 2, 2, 4), (16, 1, 1, 1)]
 NAMES = ("BLOCK_N", "num_warps", "FRAGMENTS", "SPLITS")
 
 
@@ -90,6 +90,35 @@ def test_rows_of_one_sign(impl: Implementation, form: tuple[int, int, bool]) -> 
     parts = impl(small_linear_parts)(x, weight, chosen((32, 4, 1, 1)))
     expected = x.double() @ dequantized(weight, torch.float64).T
     assert ((parts.double().sum(0) - expected).norm() / expected.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("form", "dtype", "tiles", "rows", "width"),
+    [
+        ((4, 128, True), torch.float16, (16, 1, 2, 1), 7, 1016),  # one warp, four chunks, the last is short
+        ((4, 64, True), torch.bfloat16, (32, 2, 2, 2), 3, 1272),  # parts of 2 and 3 chunks for 2 warps
+        ((8, 0, True), torch.bfloat16, (32, 2, 3, 2), 1, 1272),
+        ((4, 0, True), torch.float16, (32, 2, 2, 1), 8, 2048),
+        ((4, 64, True), torch.float16, (16, 2, 1, 2), 7, 1272),  # loaded at their step
+        ((4, 128, True), torch.float16, (16, 2, 2, 1), 11, 504),  # a tile of 16 rows of x
+    ],
+)
+def test_words_on_their_way(
+    impl: Implementation, form: tuple[int, int, bool], dtype: torch.dtype, tiles: tuple[int, ...],
+    rows: int, width: int,
+) -> None:  # fmt: skip
+    """Loops with equal and unequal numbers of chunks per warp, and a last tile half empty."""
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    weight = random_weight(form, tiles[0] + 16, width, dtype, impl.device)
+    wide = {"BLOCK_T": 16, "PROGRAMS": 0} if rows > 8 else {}
+    check_linear(impl, x, weight, chosen(tiles) | wide, chosen(tiles, split=True) | wide, atol=2e-4)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_words_on_their_way_of_pairs(impl: Implementation) -> None:
+    check_gate_up(impl, torch.float16, (4, 64, True), 3, 96, chosen((32, 1, 2, 1)))
+    check_qkv(impl, torch.float16, (4, 64, True), "wide", 5, chosen((32, 2, 3, 1)))
 
 
 @pytest.mark.grid(1)

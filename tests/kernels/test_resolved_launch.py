@@ -133,6 +133,16 @@ def test_pairs_of_a_narrow_weight_of_8_bits_go_straight_into_registers() -> None
         assert float_launch(op, x, weight).loop.KIND == "fragments"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "group", "block"),
+    [(torch.bfloat16, 128, 64), (torch.bfloat16, 64, 32), (torch.float16, 128, 32), (torch.bfloat16, 0, 64)],
+)
+def test_gate_and_up_in_4_bits_fit_registers(dtype: torch.dtype, group: int, block: int) -> None:
+    x, weight = torch.empty(8, 4096, dtype=dtype, device="meta"), weight_of(4, group, 28672)
+    assert block == float_launch(GATE_UP, x, weight).loop.BLOCK_N
+    assert float_launch(GATE_UP, x, weight, {"BLOCK_N": 128}).loop.BLOCK_N == 128  # as it is asked
+
+
 def test_tiles_fit_a_gpu_with_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, cpu = product_tiles.WeightShape(28672, 4096), torch.device("cpu")
     assert product_tiles.small_tiles(8, wide, 2, cpu)["BLOCK_N"] == 128

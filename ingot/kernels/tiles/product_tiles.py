@@ -77,6 +77,14 @@ def settled(choice: Mapping[str, int], pairs: bool = False) -> Tiles:
     return {**choice, "FRAGMENTS": choice["FRAGMENTS"] if fits else 0}
 
 
+def fewer_registers(choice: Mapping[str, int]) -> Tiles:
+    """The choice for 4 bits in fp16, whose sums are two, or in groups of 64, with four scales per chunk:
+    a warp has no registers for 64 outputs of the chunk that it multiplies and of one ahead.
+    """
+    spills = choice["FRAGMENTS"] > 1 and choice["BLOCK_N"] > 32
+    return {**choice, **({"BLOCK_N": 32, "num_warps": 4} if spills else {})}
+
+
 def whole_chunks(choice: Mapping[str, int], weight: Shaped) -> Tiles:
     """The choice with the BLOCK_K of a weight's layout."""
     chunk = {"BLOCK_K": chunk_columns(weight.bits, weight.group)} if weight.bits < 16 else {}

@@ -82,7 +82,8 @@ def each_once(found: list[Tiles]) -> list[Tiles]:
 # 6144, 28672 outputs and 14336 inputs: Llama-3.1-8B, on an H100 (benchmarks/decode_variants.py --shape);
 # of 16 and 32 rows on an H200.
 # int8_straight: a weight of 4 bits inside 8 is loaded straight into registers, as it is stored
-# (benchmarks/int8_variants.py); FRAGMENTS 1: a warp loads a chunk at its step, 2: one ahead.
+# (benchmarks/int8_variants.py).
+# …straight: FRAGMENTS 1: a warp loads a chunk at its step, 2: one ahead; one line for 1 to 8 rows.
 # packed: with DIRECT x is in the operand's order (benchmarks/narrow_variants.py, packed_matmul.py).
 # large_int8: the compiler waits for a tensor-core product with int32 sums where it is issued; only fp32 sums
 # run on. Two programs of one warp group each wait at different times: so an H200 reaches 1380 to 1420 TOPS,
@@ -142,18 +143,18 @@ any: 16 64 2 3 0 1 1
  32: ≤8192 128 8 4 1 0 8; 64 4 4 2 0 4
  64: 128 8 4 1 0 4
 
-8_bits_straight BLOCK_N num_warps FRAGMENTS SPLITS  # the best at 8 rows
-any: ≤16383 32 4 1 1; ≤65535 64 4 1 1; 32 2 1 1
+8_bits_straight BLOCK_N num_warps FRAGMENTS SPLITS
+any: ≤6143 32 4 1 1; ≤8191 32 8 1 1; ≤16383 32 4 1 1; ≤28671 64 4 1 1; ≤65535 32 2 2 1; 32 2 1 1
 8_bits_straight_parts …
-any: 32 2 2 8
+any: 32 2 1 8
 8_bits_straight_narrow …
 any: ≤2048 16 4 1 1; 32 4 1 1
 8_bits_straight_parts_narrow …
 any: ≤2048 16 2 1 4; 16 4 1 4
 4_bits_straight …
-any: ≤16383 32 4 1 1; 32 2 1 1
+any: ≤8191 32 4 3 1; ≤16383 32 4 2 1; ≤24575 32 2 2 1; 64 2 2 1
 4_bits_straight_parts …
-any: ≤8192 32 4 1 4; 32 2 2 4
+any: ≤8192 32 2 3 4; ≤10239 32 2 3 7; 32 2 2 4
 
 int8 BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
   8: ≤5999 32 256 2 6 0 1; 64 256 4 5 2 0

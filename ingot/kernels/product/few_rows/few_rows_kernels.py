@@ -14,6 +14,7 @@ from triton.language import constexpr, tensor
 
 from ingot.kernels.launch_overlap import start_next
 from ingot.kernels.product.few_rows.fragment_loop import fragment_tile, row_order
+from ingot.kernels.product.few_rows.fragment_step_loop import fragment_step_tile
 from ingot.kernels.product.few_rows.int8_fragment_loop import int8_fragment_tile
 from ingot.kernels.product.few_rows.matrix_loop import matrix_tile
 from ingot.kernels.product.few_rows.packed_loop import packed_tile
@@ -60,6 +61,7 @@ def _sums(
     GAP: constexpr,
     N: constexpr,
     LOOP: constexpr,
+    SPLITS: constexpr = 1,
 ) -> tensor:
     """Rows of the weight times each row of x, over steps ``first`` to ``end``: [BLOCK_N, BLOCK_T].
 
@@ -70,8 +72,15 @@ def _sums(
         acc = matrix_tile(x, weight, rows, live, first, end - first, LOOP)
     elif LOOP.KIND == "packed":
         acc = packed_tile(x, weight, rows, live, first, end - first, LOOP)
+    elif LOOP.KIND == "fragments" and LOOP.BITS == 8 and LOOP.FRAGMENTS == 1:
+        acc = fragment_step_tile(x, weight, block, first, end, (RUN // 16, GAP // 16, N // 16 - 1), LOOP)
     elif LOOP.KIND == "fragments":
-        acc = fragment_tile(x, weight, block, first, end, (RUN // 16, GAP // 16, N // 16 - 1), LOOP)
+        EVEN: constexpr = LOOP.STEPS % (SPLITS * LOOP.WARPS) == 0
+        COUNT: constexpr = LOOP.STEPS // (SPLITS * LOOP.WARPS) if EVEN else 0
+        WHOLE: constexpr = (GAP if GAP > 0 else N) % RUN == 0
+        acc = fragment_tile(
+            x, weight, block, first, end, (RUN // 16, GAP // 16, N // 16 - 1, WHOLE), COUNT, LOOP
+        )
     else:
         acc = int8_fragment_tile(x, weight, start, first, end, N, RUN, GAP, LOOP)
     return acc
@@ -103,7 +112,9 @@ def few_linear_kernel(
         rows = tl.minimum(start + lane, N - 1)
         live = None if SHARE == BLOCK_N else lane < SHARE
         first, end = split * LOOP.STEPS // SPLITS, (split + 1) * LOOP.STEPS // SPLITS
-        acc = _sums(x, weight, rows, live, start, tile * (BLOCK_N // 16), first, end, BLOCK_N, 0, N, LOOP)
+        acc = _sums(
+            x, weight, rows, live, start, tile * (BLOCK_N // 16), first, end, BLOCK_N, 0, N, LOOP, SPLITS
+        )
         _start_late(LOOP)
         last = N if LOOP.FRAGMENTS > 0 else tl.minimum(start + SHARE, N)
         lanes = _lanes(BLOCK_N, LOOP)

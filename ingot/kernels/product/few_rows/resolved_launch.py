@@ -18,7 +18,14 @@ from ingot.kernels.launch_overlap import launch_options
 from ingot.kernels.product.product_arguments import ProductLoop
 from ingot.kernels.rows.int8_rows import E4M3, Int8Rows
 from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS, small_int8_tiles, whole_steps
-from ingot.kernels.tiles.product_tiles import WeightShape, settled, small_tiles, split_tiles, whole_chunks
+from ingot.kernels.tiles.product_tiles import (
+    WeightShape,
+    fewer_registers,
+    settled,
+    small_tiles,
+    split_tiles,
+    whole_chunks,
+)
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, outputs_of
 from ingot.kernels.weight.stored_weight import BLOCK_ROWS, StoredWeight
 
@@ -55,7 +62,7 @@ def float_launch(
     """The launch of a product of float rows x [M, K], with ``tiles`` over the defaults."""
     shape = (weight.out_features, weight.in_features, weight.bits, weight.group)
     given = tuple(tiles.items()) if tiles else ()
-    return _float_launch(op, x.shape[0], shape, x.dtype.itemsize, x.device, given)
+    return _float_launch(op, x.shape[0], shape, x.dtype, x.device, given)
 
 
 @functools.lru_cache(maxsize=KEPT_LAUNCHES)
@@ -63,11 +70,11 @@ def _float_launch(
     named: tuple[str, int, int],
     rows: int,
     sizes: tuple[int, int, int, int],
-    itemsize: int,
+    dtype: torch.dtype,
     device: torch.device,
     given: Given,
 ) -> ResolvedLaunch:
-    op, shape = _Op(*named), WeightShape(*sizes)
+    op, shape, itemsize = _Op(*named), WeightShape(*sizes), dtype.itemsize
     if op.name == "parts":
         defaults = split_tiles(rows, shape, itemsize, device)
     else:
@@ -77,6 +84,8 @@ def _float_launch(
         # Straight into registers both channels of a pair have blocks of 16, more than narrow tables give.
         narrow = op.name == "linear" or (op.name == "qkv" and shape.bits == 16)
         defaults = small_tiles(rows, shape, itemsize, device, blocks, narrow)
+    if shape.bits == 4 and (dtype == torch.float16 or shape.group == 64):
+        defaults = fewer_registers(defaults)
     choice = whole_chunks(merge_tiles(defaults, dict(given)), shape)
     choice = settled(choice, pairs=op.name in ("gate_up", "qkv"))
     kind = "matrix" if shape.bits == 16 else "packed"

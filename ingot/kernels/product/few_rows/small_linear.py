@@ -111,9 +111,9 @@ def small_linear(
                 weights and x are pipelined; 1: the weights alone, from before the wait on; 2: and x one step
                 ahead in registers;
             64 and more: as 0, with so many columns prefetched into L2 before the wait; of weights of few bits
-            all but 1 are as 0), ``FRAGMENTS`` (of weights of few bits and up to 16 rows: straight into
-            registers, of 4 bits so many chunks ahead per warp; 0: through shared memory), ``num_warps``,
-            ``num_stages``.
+            all but 1 are as 0), ``FRAGMENTS`` (of weights of few bits and up to 16 rows, straight into
+            registers; 1: a warp loads a chunk at its step, of 4 bits as 2; 2: one ahead, 3: two;
+            0: through shared memory), ``num_warps``, ``num_stages``.
         activation: of a plain MLP, in fp32 of the rounded y; None: y itself.
 
     Returns:
