@@ -20,7 +20,6 @@ from ingot.kernels.product.few_rows.stream_product import (
     stream_gate_up,
     stream_linear,
     stream_loop,
-    streams,
     takes_heads,
     takes_stream,
 )
@@ -170,7 +169,6 @@ def test_which_products_stream() -> None:
     assert not takes_stream(packed(48, 256, 4, 128), BRAIN)
     assert not takes_stream(packed(32, 28672, 8, 0), BRAIN)
     assert not takes_stream(replace(weight, order=torch.arange(256, dtype=torch.int32)), BRAIN)
-    assert not streams(torch.device("cpu"))
     with pytest.raises(KernelArgumentError, match="number of rows"):
         stream_linear(torch.zeros(2, 256, dtype=BRAIN), weight)
     with pytest.raises(KernelArgumentError, match="cannot read"):

@@ -130,7 +130,7 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cpu_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a CPU chooses as a Hopper GPU does."""
-    monkeypatch.setattr(ways, "streams", lambda device: True)
+    monkeypatch.setattr(ways, "is_hopper", lambda device: True)
     monkeypatch.setattr(stream_product, "DTYPES", (torch.float32,))
     monkeypatch.setattr(stream_product, "NORMED_COLUMNS", 32)
 

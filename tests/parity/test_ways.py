@@ -260,12 +260,12 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     is_hopper.cache_clear()
 
 
-def described(path: Path, mlp: str = "silu_gated") -> dict[str, str]:
+def described(path: Path, mlp: str = "silu_gated", quant: str | None = None) -> dict[str, str]:
     """The plan of the 8B's shape, of two layers, without weights."""
     shape = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "head_dim": 128}
     shape |= {"num_key_value_heads": 8, "vocab_size": 1024, "architectures": ["LlamaForCausalLM"]}
     tiny_config("llama", **shape).save_pretrained(path)
-    decoder = model_of(config_manifest(path, "bf16", 64, 128))
+    decoder = model_of(config_manifest(path, "bf16", 64, 128, quant))
     cache = LayerCache.zeros(1, 8, 16, 128, torch.bfloat16, torch.device("meta"))
     chooser = product_chooser(decoder, [cache])
     config = decoder.config.replace(mlp=mlp)
@@ -299,3 +299,11 @@ def test_the_plan_elsewhere_names_the_matrix_library(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("h200")
 def test_the_plan_of_another_activation_names_the_matrix_library(tmp_path: Path) -> None:
     assert not any("SiLU" in how for how in described(tmp_path, "gelu_tanh_gated").values())
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
+def test_the_plan_on_hopper_names_the_kernels_that_stream(quant: str, tmp_path: Path) -> None:
+    found = described(tmp_path, quant=quant)
+    assert found["decode, 1 request"] == "qkv, output, up, down: streaming kernels; head: small kernels"
+    assert found["decode, 2 to 8 requests"] == "small kernels"

@@ -15,10 +15,11 @@ import torch
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.product.few_rows import stream_product
-from ingot.kernels.product.few_rows.stream_product import streams, takes_stream
+from ingot.kernels.product.few_rows.stream_product import takes_stream
 from ingot.kernels.product.packed.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.product.packed.packed_matmul import takes_operand
 from ingot.kernels.product.packed.packed_prompt import takes_wide
+from ingot.kernels.product.prompt_epilogue import is_hopper
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
@@ -135,7 +136,7 @@ class ProductChooser:
             self.dense = FULL_ROWS
         self.narrow: Table = NARROW_ROWS
         self.all_small = all_dense and config.gated and _folds_norms(config)
-        self.streams = streams(self.cache.keys.device)
+        self.streams = is_hopper(self.cache.keys.device)
         apply = self.streams and len(layers) > 0 and _folds_norms(config)
         self.all_stream = apply and all(self._streams(linear) for linear in layers)
 

@@ -74,11 +74,6 @@ def descriptor(words: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(words.view(torch.int32).view(lines, 32), [lines, 32], [32, 1], [128, 32], LINES)
 
 
-def streams(device: torch.device) -> bool:
-    """Whether a GPU has what the kernel needs."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 def takes_stream(weight: StoredWeight, dtype: torch.dtype) -> bool:
     """Whether this kernel multiplies a row in ``dtype`` by this weight."""
     form = (weight.bits, weight.group, weight.zeros is None) in FORMS and weight.order is None
