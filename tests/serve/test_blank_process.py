@@ -116,7 +116,7 @@ def test_an_engine_is_loaded_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("waits")
 def test_the_command_starts_one_for_each_engine_and_ends_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Before it reads the engines, which may fail."""
     seen: list[Any] = []
@@ -134,7 +134,11 @@ def test_the_command_starts_one_for_each_engine_and_ends_them(
 
     monkeypatch.setattr(command, "_started", started)
     monkeypatch.setattr(command, "_text_sides", fails)
-    get_command(app)(["serve", "a", "b", "--device", "cpu", "--device", "cuda:1"], standalone_mode=False)
+    engines = [tmp_path / "a", tmp_path / "b"]
+    for engine in engines:
+        engine.mkdir()
+    words = ["serve", *map(str, engines), "--device", "cpu", "--device", "cuda:1"]
+    get_command(app)(words, standalone_mode=False)
     assert "it cannot be read" in capsys.readouterr().err
     assert [one._process.returncode for one in seen] == [-signal.SIGKILL] * 2
 

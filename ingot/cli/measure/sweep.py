@@ -186,7 +186,7 @@ def sweep(flags: SweepFlags) -> None:
         _finish(out, flags)
         return
     for word in flags.checkpoint or ():
-        if word != "hf":
+        if word not in ("hf", "hf:"):  # refused by name below
             expect_model(word.removeprefix("hf:"))
     from ingot.measure.bench.kernel_bench.kernel_times import read_shape
     from ingot.measure.bench.sweep.sweep_session import Sweep

@@ -303,11 +303,13 @@ def test_names_that_are_no_data_set(name: str) -> None:
 
 
 @pytest.mark.parametrize(("data", "module"), [("a.parquet", "pyarrow"), ("hf:a/b:test", "datasets")])
-def test_a_library_that_is_missing_is_named(data: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_is_named(
+    data: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else real(name))
     with pytest.raises(DeviceError, match=rf"{module} is not installed.*\.\[data\]"):
         read_data(Path(data))
-    result = ingot("eval", "perplexity", "no/such", "--data", data)
+    result = ingot("eval", "perplexity", tmp_path, "--data", data)
     assert result.exit_code == 2
     assert module in result.stderr
