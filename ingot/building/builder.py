@@ -138,9 +138,7 @@ def build(
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
         expect_schemes(assembly.quant, place)
-        for note in assembly.notes(source):
-            _log.warning("%s: %s", original, note)
-        text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
+        text = _read_text(source, original, assembly, chat_template, tokenizer)
         data = _calibration(assembly, calib, calib_samples, calib_prompt_seed, source, text, place)
         _expect_room(assembly, data, place)
         kept_plan = read_plan(Path(plan)) if plan is not None else None
@@ -162,6 +160,23 @@ def build(
         except OSError as error:
             raise BuildError("cannot write to the engine's folder", seen=error, fix="-o") from error
     return target
+
+
+def _read_text(
+    source: Checkpoint,
+    original: Path | MiniGPT4Files,
+    assembly: Assembly,
+    chat_template: str | None,
+    tokenizer: str | Path | None,
+) -> TextParts:
+    """The text side; what a user should know of it, of the weights and of their formats is logged."""
+    vocab_size = assembly.model_config.vocab_size
+    for note in assembly.notes(source):
+        _log.warning("%s: %s", original, note)
+    text = read_text_parts(source, chat_template, tokenizer, vocab_size)
+    for note in text.notes(vocab_size):
+        _log.warning("%s: %s", original, note)
+    return text
 
 
 def _prove(

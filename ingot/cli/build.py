@@ -103,10 +103,6 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
     quant = quantized.config()
     with ends_once():
         from ingot.building import builder
-        from ingot.building.calibration.calibration_cache import cache_path
-        from ingot.engine.manifest import Manifest
-        from ingot.engine.proof_file import read_proof
-        from ingot.engine.source_figures import errors_text
 
         metrics_to_prove = proving.metrics(
             str(checkpoint), flags.revision, flags.chat_template, flags.tokenizer
@@ -143,6 +139,16 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
                     calib_prompt_seed=quantized.calib_prompt_seed,
                 ),
             )
+    _show_built(path, quantized, time.perf_counter() - start)
+
+
+def _show_built(path: Path, quantized: QuantFlags, seconds: float) -> None:
+    """What a finished build left, and what its weights lost."""
+    from ingot.building.calibration.calibration_cache import cache_path
+    from ingot.engine.manifest import Manifest
+    from ingot.engine.proof_file import read_proof
+    from ingot.engine.source_figures import errors_text
+
     cache = cache_path(path)
     if quantized.calib is not None and cache.is_file():
         what = (
@@ -156,4 +162,4 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
     if proof is not None and proof.claims.source is not None and proof.claims.source.errors:
         print_lines([f"  weight error: {errors_text(proof.claims.source.errors)}"])
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
+    typer.echo(f"{path}: {size_text(size)}, built in {seconds:.1f} s")

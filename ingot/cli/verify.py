@@ -115,7 +115,8 @@ def _limits(limits: dict[str, float]) -> str:
 
     if limits["logits"] > _WIDE:
         share = percent(limits["logits"])
-        return f"rounding may move a row of logits by {share} end to end: the proof rests on the steps"
+        text = f"rounding may move a row of logits by {share} end to end: the proof rests on the steps"
+        return f"{text} (docs/proof.md#end-to-end)"
     least, most = limits["modules, least"], limits["modules, most"]
     return (
         f"{percent(limits['logits'])} of a row of logits, {limits['logprobs']:.2g} nats of a "

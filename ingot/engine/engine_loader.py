@@ -195,7 +195,10 @@ def engine_in_memory(
         assembly = Assembly.of(source, config, chosen)
         for note in assembly.notes(source):
             _log.warning("%s: %s", folder, note)
-        text = read_text_parts(source, chat_template, tokenizer, assembly.model_config.vocab_size)
+        vocab_size = assembly.model_config.vocab_size
+        text = read_text_parts(source, chat_template, tokenizer, vocab_size)
+        for note in text.notes(vocab_size):
+            _log.warning("%s: %s", folder, note)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtypes(manifest, device, dtype)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from ingot.text.chat.chat_renderer import FORMATS, ChatFormat, load_chat_format,
 from ingot.text.tokenizer.tokenizer import Tokenizer, load_foreign_tokenizer, load_tokenizer
 from ingot.text.tokenizer.tokenizer_folder import TOOL_TEMPLATES
 
+_MOST_NAMED = 4  # tokens in a note
 TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -38,6 +41,22 @@ class TextParts:
         if file == self.template_file:
             return TEMPLATE_FILE
         return TOOL_TEMPLATES[0] if _is_tool_template(file) else file.name
+
+    def notes(self, vocab_size: int) -> Iterator[str]:
+        """A line about tokens that a model whose embedding has ``vocab_size`` rows does not know. Hugging
+        Face and vLLM load such a checkpoint, too, and a request with one of them fails.
+        """
+        if self.tokenizer is None or self.tokenizer.vocab_size <= vocab_size:
+            return
+        past = range(vocab_size, self.tokenizer.vocab_size)
+        texts = {i: self.tokenizer.token_text(i) for i in past if self.tokenizer.token_bytes(i)}
+        named = [f"{token} {text!r}" for token, text in itertools.islice(texts.items(), _MOST_NAMED)]
+        more = f" and {len(texts) - len(named)} more" if len(texts) > len(named) else ""
+        if named:
+            yield (
+                f"the embedding's {vocab_size} rows leave out tokens of the tokenizer, and requests with "
+                f"them are refused: {', '.join(named)}{more}"
+            )
 
 
 def read_text_parts(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ingot import LLM, build
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RequestError
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
@@ -94,6 +94,31 @@ def test_more_tokens_than_the_embedding_has_rows(tokenizer: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=r"464 tokens[^$]*at most 97"):
         build(tmp_path / "llama", tmp_path / "engine", device="cpu", tokenizer=tokenizer)
     assert not (tmp_path / "engine").exists()
+
+
+def test_a_checkpoint_s_own_tokenizer_names_the_tokens_that_cannot_be_used(
+    tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Llama-2's with a padding token that its embedding has no row for."""
+    save_model(tiny_config("llama"), tmp_path / "llama", seed=1)  # 97 rows
+    shutil.copy(tokenizer / VOCABULARY, tmp_path / "llama")
+    build(tmp_path / "llama", tmp_path / "engine", device="cpu", proof=False)
+    llm = LLM(tmp_path / "llama", "cpu")
+    note = (
+        f"{tmp_path / 'llama'}: the embedding's 97 rows leave out tokens of the tokenizer, and requests with "
+        "them are refused: 97 'a', 98 'b', 99 'c', 100 'd' and 363 more"
+    )
+    assert [record.getMessage() for record in caplog.records] == [note, note]
+    assert llm.generate("A", max_new_tokens=1)
+    with pytest.raises(
+        RequestError, match=r"token ids outside the vocabulary; seen: \[97\]; allowed: 0 to 96"
+    ):
+        llm.generate("a", max_new_tokens=1)
+
+
+def test_a_tokenizer_that_fits_needs_no_note(complete: Path, caplog: pytest.LogCaptureFixture) -> None:
+    LLM(complete, "cpu").close()
+    assert caplog.records == []
 
 
 def test_prove_measures_with_it(bare: Path, tokenizer: Path, tmp_path: Path) -> None:
