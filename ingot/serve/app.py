@@ -86,7 +86,7 @@ class ServerState:
             raise bad_request(text, "model", "unsupported_parameter")
         return found
 
-    def listener(self, name: str) -> SpeechService:
+    def listener(self, name: str | None) -> SpeechService:
         """The speech service of ``find``'s model; raises ApiError for any other."""
         found = self.find(name)
         if found.speech is None:

@@ -39,7 +39,7 @@ class StreamOptions(msgspec.Struct):
 class Sampling(msgspec.Struct, kw_only=True):
     """What both ways to ask for an answer share; None: not given."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -128,7 +128,7 @@ class ResponsesRequest(Sampling, kw_only=True):
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """Of ``/v1/embeddings``; ``pooling`` as in ``LLM.embed``."""
 
-    model: str
+    model: str | None = None
     input: str | Annotated[list[str | Size | Ids], Meta(min_length=1, max_length=1 << 20)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
@@ -170,7 +170,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 class AudioRequest(msgspec.Struct, kw_only=True):
     """Of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``: the fields beside ``file``."""
 
-    model: str
+    model: str | None = None
     language: str | None = None
     prompt: Annotated[str, Meta(max_length=8192)] | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None

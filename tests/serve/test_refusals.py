@@ -122,11 +122,23 @@ def test_bad_json(server: Server, data: bytes) -> None:
     assert reply.error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("field", ["model", "messages"])
-def test_what_is_missing_is_named(server: Server, field: str) -> None:
+def test_what_is_missing_is_named(server: Server) -> None:
     body = chat()
-    del body[field]
-    assert server.post(CHAT, body).error["param"] == field
+    del body["messages"]
+    assert server.post(CHAT, body).error["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings"])
+def test_the_only_model_need_not_be_named(server: Server, path: str) -> None:
+    values: dict[str, Any] = {
+        CHAT: {"messages": chat()["messages"], "max_tokens": 1},
+        "/v1/completions": {"prompt": "A", "max_tokens": 1},
+        "/v1/responses": {"input": "A", "max_output_tokens": 1},
+        "/v1/embeddings": {"input": "A"},
+    }[path]
+    for unnamed in (values, values | {"model": None}):
+        reply = server.post(path, unnamed)
+        assert (reply.status, reply.json["model"]) == (200, NAME)
 
 
 @pytest.mark.parametrize(
