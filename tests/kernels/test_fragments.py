@@ -100,7 +100,8 @@ def test_rows_of_one_sign(impl: Implementation, form: tuple[int, int, bool]) -> 
         ((4, 64, True), torch.bfloat16, (32, 2, 2, 2), 3, 1272),  # parts of 2 and 3 chunks for 2 warps
         ((8, 0, True), torch.bfloat16, (32, 2, 3, 2), 1, 1272),
         ((4, 0, True), torch.float16, (32, 2, 2, 1), 8, 2048),
-        ((4, 64, True), torch.float16, (16, 2, 1, 2), 7, 1272),  # loaded at their step
+        ((4, 64, True), torch.float16, (16, 2, 1, 2), 7, 1272),  # as with FRAGMENTS 2
+        ((8, 0, True), torch.float16, (32, 2, 1, 2), 5, 1272),  # loaded at their step
         ((4, 128, True), torch.float16, (16, 2, 2, 1), 11, 504),  # a tile of 16 rows of x
     ],
 )
