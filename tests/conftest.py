@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -103,6 +104,20 @@ def no_waiting_for_disks() -> Iterator[None]:
     """No test cuts the power: what is written need not be on the disk."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_group_limits() -> Iterator[None]:
+    """What the control groups of this process leave is read once, not each time a model is opened."""
+    from ingot import device
+
+    read = device._group_limits
+    once = functools.cache(lambda: [*read(device.PROC)])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(
+            device, "_group_limits", lambda proc: once() if proc == device.PROC else read(proc)
+        )
         yield
 
 
