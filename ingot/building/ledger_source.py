@@ -11,7 +11,7 @@ from ingot.building.random_weights import config_manifest
 from ingot.checkpoint.checkpoint_files import CONFIG, read_json
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.gguf.gguf_file import is_gguf
-from ingot.checkpoint.hub import resolve_config
+from ingot.checkpoint.hub import local_path, resolve_config
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.checkpoint.packed_config import PACKED_CONFIGS, packed_files, packed_format
@@ -73,7 +73,7 @@ def _manifest(
     """The manifest of an engine, or of what a build would make: quantization and head follow the tensors
     where they are, else the config.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     if is_engine(path):
         return Manifest.read(path)
     place = path if path.is_file() else resolve_config(name, revision=revision)

@@ -14,6 +14,14 @@ from ingot.checkpoint.openai_whisper import is_openai
 from ingot.errors import NoSuchPathError
 
 
+def local_path(name: str | Path) -> Path:
+    """A name as a path; ``~user`` of a user that there is not stays as it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def resolve_checkpoint(
     name_or_path: str | Path,
     revision: str | None = None,
@@ -39,7 +47,7 @@ def resolve_checkpoint(
         CheckpointError: neither a folder nor an id; no such model or revision; no access; not in the cache,
             or incomplete there, while offline; the network failed.
     """
-    path = Path(name_or_path).expanduser()
+    path = local_path(name_or_path)
     if _is_local(name_or_path, path):
         return gguf_at(path) or path
     from ingot.checkpoint.hub_repos import resolve_id
@@ -51,7 +59,7 @@ def expect_checkpoint(name_or_path: str | Path, revision: str | None = None, off
     """Refuse a name that is neither on this machine nor on the hub, as ``resolve_checkpoint`` does, but
     without PyTorch and without a download: a verb asks before it imports more.
     """
-    path = Path(name_or_path).expanduser()
+    path = local_path(name_or_path)
     if not _is_local(name_or_path, path):
         from ingot.checkpoint.hub_repos import expect_id
 
@@ -62,7 +70,7 @@ def resolve_config(name_or_path: str | Path, revision: str | None = None) -> Pat
     """As ``resolve_checkpoint``, for a folder with config.json: of an id nothing else is downloaded. The
     config of a GGUF file is in the file, which must be in the cache.
     """
-    path = Path(name_or_path).expanduser()
+    path = local_path(name_or_path)
     if _is_local(name_or_path, path):
         return gguf_at(path) or path
     from ingot.checkpoint.hub_repos import resolve_id_config

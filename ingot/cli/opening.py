@@ -57,12 +57,12 @@ def open_llm(
 
 def local_folder(name: str) -> Path:
     """A folder, or an id's snapshot in the local cache; nothing is downloaded."""
-    from ingot.checkpoint.hub import resolve_checkpoint
+    from ingot.checkpoint.hub import local_path, resolve_checkpoint
 
     try:
         return resolve_checkpoint(name, offline=True)
     except CheckpointError:
-        if Path(name).expanduser().exists():
+        if local_path(name).exists():
             raise
         raise NoSuchPathError(
             "neither a folder nor a Hugging Face id in the local cache",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -87,7 +86,9 @@ def plan(flags: PlanFlags) -> None:
     "Fits" means that the KV cache holds a full batch of the longest requests, or --cache-tokens.
     If it does not fit, the changes that make it fit are listed, cheapest first.
     """
-    if not Path(flags.model).expanduser().is_file():  # as a config.json is
+    from ingot.checkpoint.hub import local_path
+
+    if not local_path(flags.model).is_file():  # as a config.json is
         expect_model(flags.model, flags.revision)
     from ingot.building.ledger_source import read_setting
     from ingot.config.runtime_config import RuntimeConfig

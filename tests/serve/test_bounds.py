@@ -92,7 +92,10 @@ def test_what_is_not_given_is_none(kind: type[msgspec.Struct]) -> None:
     given = {name: one for name, one in msgspec.to_builtins(found).items() if one is not None}
     expected = REQUIRED[kind] | ({"add_special_tokens": True} if kind is TokenizeRequest else {})
     assert given == expected
-    for name in REQUIRED[kind].keys() - {"prompt" if kind in (SimpleChatRequest, TokenizeRequest) else ""}:
+    for name in REQUIRED[kind].keys() - {
+        "model",
+        "prompt" if kind in (SimpleChatRequest, TokenizeRequest) else "",
+    }:
         with pytest.raises(ApiError) as caught:
             decode(kind, msgspec.json.encode({k: v for k, v in REQUIRED[kind].items() if k != name}))
         assert caught.value.param == name

@@ -96,6 +96,7 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
         "./none",
         "/none",
         "~/none/none",
+        "~no-such-user/none",
         "a/b/c",
         "a b/c",
         "",

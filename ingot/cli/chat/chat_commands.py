@@ -125,7 +125,7 @@ class Commands:
         if not text or not self._talk.turns:
             what = "there is nothing to save yet" if text else "/save needs a file name"
             raise RequestError(what, fix="/save chat.json")
-        path = Path(text).expanduser()
+        path = _local(text)
         if path.exists() and path != self._saved:
             raise RequestError("the file exists", seen=path, fix="another name")
         try:
@@ -138,13 +138,19 @@ class Commands:
 
 def _path(text: str) -> Path:
     """A file name; a terminal quotes or escapes one with spaces that is dropped on it."""
-    path = Path(text).expanduser()
+    path = _local(text)
     if not path.exists():
         if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-            return Path(text[1:-1]).expanduser()
+            return _local(text[1:-1])
         if "\\" in text:
-            return Path(re.sub(r"\\(.)", r"\1", text)).expanduser()
+            return _local(re.sub(r"\\(.)", r"\1", text))
     return path
+
+
+def _local(text: str) -> Path:
+    from ingot.checkpoint.hub import local_path
+
+    return local_path(text)
 
 
 def _saved(message: dict[str, Any]) -> dict[str, Any]:
