@@ -86,10 +86,7 @@ class TestClaims:
         assert slower == {("w4a8", "32"), ("w4a8", "64"), ("w8a8", "32")}
 
     def test_the_8b_shapes_beside_vllm(self) -> None:
-        """One commit, one card a shape; vLLM is faster in no row; prompts of w4a16 are as fast as bf16.
-
-        One prompt of 16,000 tokens takes both about as long: less than what lies between runs of either.
-        """
+        """One commit, one card a shape; Ingot is ahead in every row; fewer bits are faster on prompts."""
         found = {shape: records(shape) for shape in SHAPES_8B}
         machines = [one["machine"] for sides in found.values() for one in sides.values()]
         assert len({(one["gpu"], one["commit"]) for one in machines}) == 1
@@ -100,9 +97,7 @@ class TestClaims:
             for shape, sides in found.items()
             for work, figure in WORKS.values()
         }
-        equal = {place for place in shares if place[1:] == ("b1_16k", "ttft_ms")}
-        assert all(0.98 < shares[place] < 1.02 for place in equal)
-        assert {place for place, share in shares.items() if share >= 1} <= equal
+        assert {place for place, share in shares.items() if share >= 1} == set()
         for sides in found.values():
             mixed = {name: sides[name]["results"]["mixed_tok_s"]["p50"] for name in ("vllm", "none")}
             assert mixed["none"] > mixed["vllm"]
@@ -110,8 +105,7 @@ class TestClaims:
                 dense, eight, four = (
                     sides[name]["results"][work]["ttft_ms"]["p50"] for name in ("none", "w8a16", "w4a16")
                 )
-                assert four <= dense
-                assert eight < 1.025 * dense
+                assert four <= eight <= dense
 
     def test_whisper_on_a_cpu(self) -> None:
         for shape in ("tiny", "small"):
