@@ -24,9 +24,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 # The processes that tests start read the bytecode of Ingot, where it may be written.
-# A process more than most machines of CI have cores: some tests wait.
-FORKS ?= 3
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(VENV)/bin/python -m pytest --forks $(FORKS)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # At the same time: mypy needs one core, and tests of processes leave some of theirs.
 test: $(STAMP)

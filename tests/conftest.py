@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from _pytest.logging import catching_logs
+from xdist.scheduler import LoadFileScheduling
 
 from tests.forked import start_helper
-from tests.forked_runs import ForkedRun
 from tests.forked_workers import fork_workers
 from tests.grid import make_no_slow_cases, mark_the_rest_slow
 from tests.kernels.compiled_once import compile_once
@@ -205,33 +206,31 @@ def unit(nodeid: str) -> str:
     return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--forks", type=int, default=0, help="Run tests in this many processes.")
+class ByUnit(LoadFileScheduling):
+    """As ``--dist loadfile``, by units."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid)
 
 
-def _catch_at_root(self: catching_logs[logging.Handler]) -> logging.Handler:
-    """What pytest does before each setup, call and teardown, except that it leaves out loggers of libraries
-    that do not propagate: to go through them takes 0.6 ms per test.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByUnit | None:
+    return ByUnit(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a fresh checkout each worker rewrites the asserts of its share of the test files, before all read
+    them; pytest itself would rewrite all of them in every worker. What is collected stays: looking for
+    garbage among it takes seconds.
     """
-    root = logging.getLogger()
-    root.addHandler(self.handler)
-    self.attached_loggers.append(root)
-    if self.level is not None:
-        self.handler.setLevel(self.level)
-        self.orig_level = root.level
-        root.setLevel(min(self.orig_level, self.level))
-    return self.handler
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    catching_logs.__enter__ = _catch_at_root  # type: ignore[method-assign]
-    if config.option.forks and torch.cuda.is_available():
-        raise pytest.UsageError("A fork cannot use the GPU: set CUDA_VISIBLE_DEVICES= beside --forks.")
-
-
-def pytest_collection() -> None:
-    """What is collected stays: looking for garbage among it takes seconds."""
     gc.disable()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and not sys.dont_write_bytecode and session.config.args == session.config.getini("testpaths"):
+        files = sorted((ROOT / "tests").rglob("test_*.py"))
+        for file in files[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+            with suppress(Exception, pytest.skip.Exception):  # reported where it is collected
+                importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -258,24 +257,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    count, is_run = session.config.option.forks, not session.config.option.collectonly
-    if is_run and not torch.cuda.is_available():
-        compile_once(ROOT / ".pytest_cache" / "cpu_kernels")
-    if count and is_run and not session.testsfailed:  # else pytest says what failed to be collected
-        ForkedRun(session, unit, _begin).run(count)
-        return True
-    if is_run:
-        _begin()
-    return None
-
-
-def _begin() -> None:
+def pytest_runtestloop(session: pytest.Session) -> None:
     """Processes of tests begin where this one is now: with all libraries, and before any test."""
     gc.enable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and passed on
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not torch.cuda.is_available():
+    if not session.config.option.collectonly and not torch.cuda.is_available():
+        compile_once(ROOT / ".pytest_cache" / "cpu_kernels")
         start_helper()
         fork_workers()
 
