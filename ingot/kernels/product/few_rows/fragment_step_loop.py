@@ -16,7 +16,7 @@ from triton.language import constexpr, tensor
 
 from ingot.kernels.launch_overlap import wait_for_previous
 from ingot.kernels.product.few_rows.fragment_loop import halves, row_order
-from ingot.kernels.product.few_rows.fragment_values import centre, excess, lift, raised
+from ingot.kernels.product.few_rows.fragment_values import centre, excess, raised
 from ingot.kernels.product.product_arguments import InputRows, Weight
 
 
@@ -61,36 +61,25 @@ def _for_all(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexp
 def _add_part(
     sums: tensor, words: tensor, x: tensor, ones: tensor, PART: constexpr, OF_X: constexpr, LOOP: constexpr
 ) -> tensor:
-    """Add a part to the sums (low, high) of raised values and, with OF_X, (x_low, x_high) of x; high: of
-    lifted values.
-    """
-    low, high, x_low, x_high = sums
-    BITS: constexpr = LOOP.BITS
-    DTYPE: constexpr = x.dtype
-    if lift(PART, BITS, DTYPE) == 1.0:
-        low = tl.dot(raised(words, PART, BITS, DTYPE, LOOP.ASM), x, low)
-        if OF_X:
-            x_low = tl.dot(ones, x, x_low)
-    else:
-        high = tl.dot(raised(words, PART, BITS, DTYPE, LOOP.ASM), x, high)
-        x_high = tl.dot(ones, x, x_high)
-    return low, high, x_low, x_high
+    """Add a part to the sums of raised values and, with OF_X, of x."""
+    total, of_x = sums
+    total = tl.dot(raised(words, PART, LOOP.BITS, x.dtype, LOOP.ASM), x, total)
+    if OF_X:
+        of_x = tl.dot(ones, x, of_x)
+    return total, of_x
 
 
 @triton.jit
 def _of_values(sums: tensor, zero: tensor, DTYPE: constexpr, OF_X: constexpr, LOOP: constexpr) -> tensor:
     """The sums of values less their zeros, from those of raised values: [.., TOKENS / 8, 4, 2]."""
-    low, high, x_low, x_high = sums
+    total, of_x = sums
     BITS: constexpr = LOOP.BITS
     TOKENS: constexpr = LOOP.BLOCK_T
     BLOCKS: constexpr = LOOP.BLOCK_N // 16
     WARPS: constexpr = LOOP.WARPS
     EXCESS: constexpr = excess(BITS, DTYPE)
-    if BITS == 4 and tl.float16 == DTYPE:
-        total, too_much, whole = low + 0.0625 * high, EXCESS * x_low + EXCESS / 16 * x_high, x_low + x_high
-    else:
-        total, too_much, whole = low, EXCESS * x_low, x_low
     if OF_X:
+        too_much, whole = EXCESS * of_x, of_x
         total = _apart(total - _for_all(too_much, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
         whole = _apart(_for_all(whole, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
         total -= (zero - centre(BITS, DTYPE)) * whole
@@ -130,26 +119,6 @@ def _run_of(block: tensor, TILE: constexpr) -> tensor:
 
 
 @triton.jit
-def _beside_chunk(
-    base: tensor, weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
-) -> tensor:
-    """Scales or zeros of every warp's chunk, two rows per word, by groups of columns."""
-    WARPS: constexpr = LOOP.WARPS
-    SEGMENTS: constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
-    index = tl.arange(0, 2 * WARPS * LOOP.BLOCK_N)
-    warp, number = index // 32 % WARPS, index // (32 * WARPS)
-    own = block + _run_of(number, TILE)
-    there = (warp + chunk < end) & (own <= TILE[2])
-    loaded = ()
-    for segment in tl.static_range(SEGMENTS):
-        column = (warp + chunk) * LOOP.BLOCK_K + segment * (LOOP.BLOCK_K // SEGMENTS)
-        group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
-        places = base + group * (weight.scale_stride // 2) + own * 8 + index % 32 // 4
-        loaded = loaded + (tl.load(places, mask=there, other=0),)  # noqa: RUF005
-    return loaded
-
-
-@triton.jit
 def _chunk_of_words(
     weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
 ) -> tensor:
@@ -171,21 +140,6 @@ def _chunk_of_words(
 
 
 @triton.jit
-def _chunk_of_scales(
-    weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
-) -> tensor:
-    """The scales and zeros of such a chunk's groups, as stored; none without groups."""
-    scales, zeros = (), ()
-    if LOOP.GROUP > 0:
-        base = weight.scales.to(tl.pointer_type(tl.int32))
-        scales = _beside_chunk(base, weight, block, chunk, end, TILE, LOOP)
-        if weight.zeros is not None:
-            base_of_zeros = weight.zeros.to(tl.pointer_type(tl.int16))
-            zeros = _beside_chunk(base_of_zeros, weight, block, chunk, end, TILE, LOOP)
-    return scales, zeros
-
-
-@triton.jit
 def fragment_step_tile(
     x: InputRows, weight: Weight, block: tensor, first: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
 ) -> tensor:
@@ -194,13 +148,10 @@ def fragment_step_tile(
     TILE (RUN, GAP, LAST) says which rows, in blocks of 16: RUN neighbours from ``block`` on, then as many GAP
     blocks further, none past block LAST.
 
-    Of 4 bits each warp loads FRAGMENTS chunks before the wait for the previous kernel, and stays ahead. Of 8
-    bits it loads a chunk at its step, with the rows of x, the first before the wait: fewer registers allow
-    more programs at once, which was faster.
+    A warp loads a chunk at its step, with the rows of x, the first before the wait for the previous kernel.
     """
     DTYPE: constexpr = x.ptr.dtype.element_ty
     BITS: constexpr = LOOP.BITS
-    GROUP: constexpr = LOOP.GROUP
     BLOCK_T: constexpr = LOOP.BLOCK_T
     BLOCK_N: constexpr = LOOP.BLOCK_N
     BLOCK_K: constexpr = LOOP.BLOCK_K
@@ -208,72 +159,37 @@ def fragment_step_tile(
     PARTS: constexpr = 16 // BITS
     QUARTERS: constexpr = BLOCK_K // PARTS // 16
     BLOCKS: constexpr = BLOCK_N // 16
-    # Parts of a chunk that share scales; within one the sums may run on.
-    SEGMENTS: constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
-    EACH: constexpr = PARTS // SEGMENTS
-    GROUPED: constexpr = GROUP > 0
-    AHEAD: constexpr = LOOP.FRAGMENTS if BITS == 4 else 0
     OF_X: constexpr = weight.zeros is not None or centre(BITS, DTYPE) == 0
-    ahead, scales, zeros = (), (), ()
-    for depth in tl.static_range(AHEAD):
-        chunk = first + depth * WARPS
-        words = _chunk_of_words(weight, block, chunk, end, TILE, LOOP)
-        more_scales, more_zeros = _chunk_of_scales(weight, block, chunk, end, TILE, LOOP)
-        ahead = ahead + (words,)  # noqa: RUF005
-        scales, zeros = scales + more_scales, zeros + more_zeros
     zero = tl.full((WARPS, BLOCK_N, 1, 4, 1), 1 << (BITS - 1), dtype=tl.float32)
-    if not GROUPED:  # loaded before the sums, so that nothing waits for them after
-        lanes = row_order(BLOCK_N)
-        own = block + _run_of(lanes // 16, TILE)
-        row_scales = tl.load(weight.scales + tl.minimum(own, TILE[2]) * 16 + lanes % 16).to(tl.float32)
-        if weight.zeros is not None:
-            beside = tl.arange(0, 32 * WARPS * BLOCKS)
-            number = beside // (32 * WARPS)
-            own = tl.minimum(block + _run_of(number, TILE), TILE[2])
-            pair = tl.load(weight.zeros.to(tl.pointer_type(tl.int16)) + own * 8 + beside % 32 // 4)
-            zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS)
-    if AHEAD > 0:
-        wait_for_previous(LOOP.OVERLAP)
+    # Loaded before the sums, so that nothing waits for them after.
+    lanes = row_order(BLOCK_N)
+    own = block + _run_of(lanes // 16, TILE)
+    row_scales = tl.load(weight.scales + tl.minimum(own, TILE[2]) * 16 + lanes % 16).to(tl.float32)
+    if weight.zeros is not None:
+        beside = tl.arange(0, 32 * WARPS * BLOCKS)
+        number = beside // (32 * WARPS)
+        own = tl.minimum(block + _run_of(number, TILE), TILE[2])
+        pair = tl.load(weight.zeros.to(tl.pointer_type(tl.int16)) + own * 8 + beside % 32 // 4)
+        zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS)
     ones = tl.full((WARPS, 16, 16 * QUARTERS), 1.0, dtype=tl.float32).to(DTYPE)
     nothing = tl.zeros((WARPS, BLOCK_N, BLOCK_T), dtype=tl.float32)
     none = tl.zeros((WARPS, 16, BLOCK_T), dtype=tl.float32)
     acc = nothing
-    for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=max(AHEAD, 1)):
+    for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=1):
         chunk = first + step * WARPS
-        if AHEAD > 0:
-            words = ahead[0]
-            ahead = ahead[1:]
+        words = _chunk_of_words(weight, block, chunk, end, TILE, LOOP)
+        if step == 0:
+            wait_for_previous(LOOP.OVERLAP)
             rows = _chunk_of_rows(x, chunk, end, LOOP)
-        else:
-            words = _chunk_of_words(weight, block, chunk, end, TILE, LOOP)
-            if step == 0:
-                wait_for_previous(LOOP.OVERLAP)
-                rows = _chunk_of_rows(x, chunk, end, LOOP)
-            else:  # in a branch: otherwise the compiler would load some of them only at their use, and wait
-                rows = _chunk_of_rows(x, chunk, end, LOOP)
+        else:  # in a branch: otherwise the compiler would load some of them only at their use, and wait
+            rows = _chunk_of_rows(x, chunk, end, LOOP)
         operand = _words(words, BLOCKS, WARPS, QUARTERS)
-        for segment in tl.static_range(SEGMENTS):
-            # The excess is subtracted in every chunk: it is a thousand times the values, and that of all
-            # columns would leave little of a sum in fp32, if a row has one sign.
-            four_sums = (nothing, nothing, none, none)
-            for part in tl.static_range(EACH):
-                columns = _columns(rows[segment * EACH + part], DTYPE, BLOCK_T, WARPS, QUARTERS)
-                four_sums = _add_part(four_sums, operand, columns, ones, segment * EACH + part, OF_X, LOOP)
-            if GROUPED and weight.zeros is not None:
-                zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS)
-                zeros = zeros[1:]
-            sums = _of_values(four_sums, zero, DTYPE, OF_X, LOOP)
-            if GROUPED:
-                sums = sums * _beside(halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS)
-                scales = scales[1:]
-            acc += tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
-        if AHEAD > 0:
-            then = chunk + AHEAD * WARPS
-            words = _chunk_of_words(weight, block, then, end, TILE, LOOP)
-            ahead = ahead + (words,)  # noqa: RUF005
-            more_scales, more_zeros = _chunk_of_scales(weight, block, then, end, TILE, LOOP)
-            scales, zeros = scales + more_scales, zeros + more_zeros
+        # The excess is subtracted in every chunk: it is a thousand times the values, and that of all columns
+        # would leave little of a sum in fp32, if a row has one sign.
+        sums = (nothing, none)
+        for part in tl.static_range(PARTS):
+            columns = _columns(rows[part], DTYPE, BLOCK_T, WARPS, QUARTERS)
+            sums = _add_part(sums, operand, columns, ones, part, OF_X, LOOP)
+        acc += tl.reshape(_of_values(sums, zero, DTYPE, OF_X, LOOP), (WARPS, BLOCK_N, BLOCK_T))
     y = tl.sum(acc, axis=0)
-    if not GROUPED:
-        y *= row_scales[:, None]
-    return y
+    return y * row_scales[:, None]
