@@ -43,8 +43,8 @@ class TextParts:
         return TOOL_TEMPLATES[0] if _is_tool_template(file) else file.name
 
     def notes(self, vocab_size: int) -> Iterator[str]:
-        """A line about tokens that a model whose embedding has ``vocab_size`` rows does not know. Hugging
-        Face and vLLM load such a checkpoint, too, and a request with one of them fails.
+        """A line about tokens that a model whose embedding has ``vocab_size`` rows does not know: a request
+        with one of them fails.
         """
         if self.tokenizer is None or self.tokenizer.vocab_size <= vocab_size:
             return
