@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from ingot import LLM, build
+from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError, RequestError
+from ingot.text.tokenizer.tokenizer import load_foreign_tokenizer
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
@@ -114,6 +116,16 @@ def test_a_checkpoint_s_own_tokenizer_names_the_tokens_that_cannot_be_used(
         RequestError, match=r"token ids outside the vocabulary; seen: \[97\]; allowed: 0 to 96"
     ):
         llm.generate("a", max_new_tokens=1)
+
+
+def test_one_token_more_than_the_embedding_has_rows_is_named(tokenizer: Path) -> None:
+    text = TextParts(load_foreign_tokenizer(tokenizer), None, ())
+    assert text.tokenizer is not None
+    count = text.tokenizer.vocab_size
+    (note,) = text.notes(count - 1)
+    assert f"{count - 1} rows" in note
+    assert note.endswith(f"are refused: {count - 1} {text.tokenizer.token_text(count - 1)!r}")
+    assert list(text.notes(count)) == []
 
 
 def test_a_tokenizer_that_fits_needs_no_note(complete: Path, caplog: pytest.LogCaptureFixture) -> None:
