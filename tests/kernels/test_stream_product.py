@@ -16,6 +16,7 @@ from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.kernel_checks import KernelArgumentError
 from ingot.kernels.product.few_rows import stream_loop as loops
+from ingot.kernels.product.few_rows import stream_words
 from ingot.kernels.product.few_rows.stream_product import (
     stream_gate_up,
     stream_linear,
@@ -42,7 +43,7 @@ def packed(
 
 
 def text(bits: int, part: int, half: int) -> str:
-    return str(getattr(loops, f"_{bits}_{part}{half}").value)
+    return str(getattr(stream_words, f"_{bits}_{part}{half}").value)
 
 
 def by_lanes(x: torch.Tensor, weight: StoredWeight) -> np.ndarray:
@@ -94,7 +95,7 @@ def test_embedded_products_are_those_of_the_stored_weight(bits: int, group: int,
 
 
 def test_every_thread_takes_16_neighbouring_bytes_of_its_own() -> None:
-    layout = loops.stage_layout()
+    layout = stream_words.stage_layout()
     seen = set()
     for warp in range(8):
         for lane in range(32):

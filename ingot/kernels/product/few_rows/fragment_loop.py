@@ -103,7 +103,8 @@ def _lifted_zeros(
 
 
 @triton.jit
-def _apart(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
+def apart(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
+    """Sums [WARPS, 16 BLOCKS, TOKENS] with the threads of a row in their own dimension."""
     return tl.reshape(sums, (WARPS, 16 * BLOCKS, TOKENS // 8, 4, 2))
 
 
@@ -111,7 +112,7 @@ def _apart(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr)
 def _for_all(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
     """Sums of x, in 16 equal rows, for all rows, apart."""
     whole = tl.broadcast_to(tl.reshape(sums, (WARPS, 1, 16, TOKENS)), (WARPS, BLOCKS, 16, TOKENS))
-    return _apart(tl.reshape(whole, (WARPS, 16 * BLOCKS, TOKENS)), BLOCKS, WARPS, TOKENS)
+    return apart(tl.reshape(whole, (WARPS, 16 * BLOCKS, TOKENS)), BLOCKS, WARPS, TOKENS)
 
 
 @triton.jit
@@ -250,7 +251,7 @@ def _multiplied(
             else:
                 high = tl.dot(wide, columns, high)
                 x_high = tl.dot(ones, columns, x_high)
-        sums = _apart(low + 0.0625 * high if LIFTED else low, BLOCKS, WARPS, TOKENS)
+        sums = apart(low + 0.0625 * high if LIFTED else low, BLOCKS, WARPS, TOKENS)
         if OF_X:
             raised_zero = zero
             if len(zeros) > 0:

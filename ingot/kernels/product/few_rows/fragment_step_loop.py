@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language import constexpr, tensor
 
 from ingot.kernels.launch_overlap import wait_for_previous
-from ingot.kernels.product.few_rows.fragment_loop import halves, row_order
+from ingot.kernels.product.few_rows.fragment_loop import apart, halves, row_order
 from ingot.kernels.product.few_rows.fragment_values import centre, excess, raised
 from ingot.kernels.product.product_arguments import InputRows, Weight
 
@@ -42,12 +42,6 @@ def _beside(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr) -> tensor:
     """Two values per thread, of rows 2 g and 2 g + 1, in the layout of sums: fp32 [.., 1, 4, 1]."""
     beside = tl.permute(tl.reshape(loaded, (BLOCKS, WARPS, 8, 4, 2)), (1, 0, 4, 2, 3))
     return tl.reshape(beside, (WARPS, 16 * BLOCKS, 1, 4, 1)).to(tl.float32)
-
-
-@triton.jit
-def _apart(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
-    """Sums [WARPS, 16 BLOCKS, TOKENS] with the threads of a row in their own dimension."""
-    return tl.reshape(sums, (WARPS, 16 * BLOCKS, TOKENS // 8, 4, 2))
 
 
 @triton.jit
@@ -80,11 +74,11 @@ def _of_values(sums: tensor, zero: tensor, DTYPE: constexpr, OF_X: constexpr, LO
     EXCESS: constexpr = excess(BITS, DTYPE)
     if OF_X:
         too_much, whole = EXCESS * of_x, of_x
-        total = _apart(total - _for_all(too_much, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
-        whole = _apart(_for_all(whole, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
+        total = apart(total - _for_all(too_much, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
+        whole = apart(_for_all(whole, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
         total -= (zero - centre(BITS, DTYPE)) * whole
     else:
-        total = _apart(total, BLOCKS, WARPS, TOKENS)
+        total = apart(total, BLOCKS, WARPS, TOKENS)
     return total
 
 

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
+from ingot.kernels.gluon_overlap import start_next, wait_for_previous
 from ingot.kernels.product.int8 import int8_epilogue
 from ingot.kernels.product.int8.warpgroup_program import (
     COLUMNS,
@@ -48,20 +49,6 @@ LOAD_REGISTERS = constexpr(24)  # per thread of the warp that asks for operands
 # Triton changed how a kernel names its groups of warps; both forms are accepted.
 LISTED = constexpr("functions_and_args" in inspect.signature(gl.warp_specialize).parameters)
 ended = gluon.jit(int8_epilogue.ended.fn)
-
-
-@gluon.jit
-def _start_next(OVERLAP: constexpr) -> None:
-    if OVERLAP > 1:
-        asm: constexpr = "griddepcontrol.launch_dependents; // $0"
-        gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _wait_for_previous(OVERLAP: constexpr) -> None:
-    if OVERLAP > 1:
-        asm: constexpr = "griddepcontrol.wait; // $0"
-        gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -91,13 +78,13 @@ def _load(p: Program, LOOP: constexpr) -> None:
         for early in range(start):
             mbarrier.expect(p.ready.index(early), BYTES)
             _load_weight(output, first_step + early, early, p, LOOP)
-        _wait_for_previous(LOOP.OVERLAP)
+        wait_for_previous(LOOP.OVERLAP)
         for early in range(start):
             place = [row, (first_step + early) * COLUMNS]
             tma.async_copy_global_to_shared(p.x_source, place, p.ready.index(early), p.x_steps.index(early))
             slot, phase = next_slot(slot, phase, LOOP)
     else:
-        _wait_for_previous(LOOP.OVERLAP)  # before the weight too: it may be a temporary
+        wait_for_previous(LOOP.OVERLAP)  # before the weight too: it may be a temporary
     for tile in range(gl.program_id(0), num_tiles(p, LOOP), gl.num_programs(0)):
         output, row = corner(tile, p, LOOP)
         for step in range(first_step + start, first_step + steps):
@@ -116,7 +103,7 @@ def _multiply(WHICH: constexpr, p: Program, LOOP: constexpr) -> None:
     BUFFERS: constexpr = 2 if LOOP.BLOCK_T > LOOP.PIECE else 1
     # A buffer's barrier changes its phase with every piece of a tile that it holds.
     TURN: constexpr = 1 if LOOP.BLOCK_T <= 2 * LOOP.PIECE else 0
-    _wait_for_previous(LOOP.OVERLAP)
+    wait_for_previous(LOOP.OVERLAP)
     slot = 0
     phase = 0
     turn = 0
@@ -269,7 +256,7 @@ def warpgroup_kernel(
     GROUPS: constexpr = LOOP.GROUPS
     STAGES: constexpr = LOOP.STAGES
     WIDTH: constexpr = COLUMNS // 2 if LOOP.FOUR > 0 else COLUMNS
-    _start_next(LOOP.OVERLAP)
+    start_next(LOOP.OVERLAP)
     x_steps = gl.allocate_shared_memory(x_source.dtype, [STAGES, LOOP.BLOCK_T, COLUMNS], x_source.layout)
     weight_steps = gl.allocate_shared_memory(
         weight_source.dtype, [STAGES * GROUPS, OUTPUTS, WIDTH], weight_source.layout
